@@ -1,0 +1,120 @@
+#include "core/agreement.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace strata {
+
+Agreement::Agreement(const Registry& registry, const Layout& layout, double max_norm, const Collective& collective,
+                     CommQueue& queue, Gradients& gradients)
+    : registry_(registry),
+      layout_(layout),
+      max_norm_(max_norm),
+      collective_(collective),
+      queue_(queue),
+      gradients_(gradients),
+      stride_(round_up(sizeof(Header) + layout.units.size() * sizeof(uint32_t) + registry.units.size(), 64)) {}
+
+Status Agreement::allocate() { return Memory::for_collectives(collective_, bytes(), &memory_).during("agreement"); }
+
+std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step) {
+  auto outcome = std::make_shared<StepOutcome>();
+  CommOp op;
+  op.kind = CommOp::Kind::kAgree;
+  op.tag = (3ull << 32) | (step & 0xffffffffu);
+  op.label = "agreement on step " + std::to_string(step);
+  op.items.push_back(coll_item(memory_.at(0), STRATA_U8, memory_.at(stride_), STRATA_U8, stride_));
+  op.prepare = [this, hash = queue_.hash(), used = gradients_.take_used(), order = gradients_.take_order()] {
+    return fill(hash, used, order);
+  };
+  op.then = [this, outcome] { return conclude(*outcome); };
+  outcome->known = queue_.submit(std::move(op));
+  return outcome;
+}
+
+// Collective thread: the norm is complete now, every reduction before this operation is done.
+Status Agreement::fill(uint64_t hash, const std::vector<uint8_t>& used, const std::vector<uint32_t>& order) {
+  char* at = memory_.at(0);
+  const Header header = {gradients_.norm_partial(), hash, static_cast<uint32_t>(used.size()),
+                         static_cast<uint32_t>(order.size())};
+  std::memcpy(at, &header, sizeof(header));
+  std::memcpy(at + sizeof(header), order.data(), order.size() * sizeof(uint32_t));
+  std::memcpy(at + sizeof(header) + order.size() * sizeof(uint32_t), used.data(), used.size());
+  return Ok();
+}
+
+Status Agreement::conclude(StepOutcome& outcome) {
+  double squares = 0;
+  uint64_t hash0 = 0;
+  outcome.used.assign(registry_.units.size(), 0);
+  for (int r = 0; r < layout_.world; ++r) {
+    const char* at = memory_.at(stride_ * (static_cast<uint64_t>(r) + 1));
+    Header header;
+    std::memcpy(&header, at, sizeof(header));
+    if (r == 0) {
+      hash0 = header.hash;
+      outcome.order.resize(header.order_count);
+      std::memcpy(outcome.order.data(), at + sizeof(header), header.order_count * sizeof(uint32_t));
+    }
+    if (header.hash != hash0) {
+      return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(r) +
+                                              " issued other collectives than rank 0 since the start (their hashes "
+                                              "differ): the step is not applied"};
+    }
+    squares += header.norm_partial;
+    if (r == layout_.rank) outcome.own_part_finite = std::isfinite(header.norm_partial);
+    const char* used = at + sizeof(header) + header.order_count * sizeof(uint32_t);
+    for (size_t u = 0; u < outcome.used.size(); ++u) outcome.used[u] |= static_cast<uint8_t>(used[u]);
+  }
+  const double parts = static_cast<double>(layout_.world) * gradients_.plan().micro_batches;
+  outcome.norm = std::sqrt(squares) / parts;
+  outcome.apply = std::isfinite(squares) ? 1 : 0;
+  outcome.clip = max_norm_ > 0 && outcome.apply ? std::min(1.0, max_norm_ / (outcome.norm + 1e-6)) : 1.0;
+  outcome.grad_scale = static_cast<float>(outcome.clip / parts);
+  return Ok();
+}
+
+Status Agreement::gather(uint64_t value, const std::string& what, std::vector<uint64_t>* all) {
+  CommOp op;
+  op.kind = CommOp::Kind::kAgree;
+  op.tag = 4ull << 32;
+  op.label = what;
+  op.prepare = [this, value] {
+    std::memcpy(memory_.at(0), &value, sizeof(value));
+    return Ok();
+  };
+  op.items.push_back(coll_item(memory_.at(0), STRATA_U8, memory_.at(stride_), STRATA_U8, stride_));
+  STRATA_RETURN_IF_ERROR(queue_.run(std::move(op)));
+  for (uint64_t r = 0; r < static_cast<uint64_t>(layout_.world); ++r) {
+    std::memcpy(&all->emplace_back(), memory_.at(stride_ * (r + 1)), sizeof(value));
+  }
+  return Ok();
+}
+
+namespace {
+// "rank 1, 3" for the ranks whose value is not `expected`; "" when there is none.
+std::string ranks_other_than(const std::vector<uint64_t>& values, uint64_t expected) {
+  std::string text;
+  for (size_t r = 0; r < values.size(); ++r) {
+    if (values[r] != expected) text += (text.empty() ? "rank " : ", ") + std::to_string(r);
+  }
+  return text;
+}
+}  // namespace
+
+Status Agreement::same_everywhere(uint64_t value, const std::string& what) {
+  std::vector<uint64_t> all;
+  STRATA_RETURN_IF_ERROR(gather(value, what, &all));
+  const std::string differ = ranks_other_than(all, all[0]);
+  return differ.empty() ? Ok() : Status(STRATA_FAILED_PRECONDITION, what + ": " + differ + " differs from rank 0");
+}
+
+Status Agreement::all_ok(const Status& mine, const std::string& what) {
+  std::vector<uint64_t> all;
+  STRATA_RETURN_IF_ERROR(gather(static_cast<uint64_t>(mine.code()), what, &all));
+  if (!mine.ok()) return mine;
+  const std::string failed = ranks_other_than(all, STRATA_OK);
+  return failed.empty() ? Ok() : Status(STRATA_ABORTED, what + ": it failed on " + failed);
+}
+
+}  // namespace strata

@@ -1,0 +1,62 @@
+// agreement.h - what all ranks agree on once per step, in one small gather behind the last reduction.
+//
+// Each rank sends: its part of the squared norm, the hash of every collective it submitted so far, which units got a
+// gradient, and the order in which units became ready. Everybody computes the same outcome from the same bytes: the
+// norm (partials added in rank order), whether it is finite, the clip factor, the one fp32 factor of the optimizer,
+// the units used anywhere, and rank 0's order as the next canonical one.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/comm_queue.h"
+#include "core/gradients.h"
+
+namespace strata {
+
+struct StepOutcome {
+  Event known;  // set by the collective thread; the rest is valid after it
+  double norm = 0;                // of the mean gradient
+  double clip = 1;
+  float grad_scale = 0;  // clip / (world * micro-batches), rounded once
+  uint32_t apply = 0;
+  bool own_part_finite = true;
+  std::vector<uint8_t> used;    // by registered unit, on any rank
+  std::vector<uint32_t> order;  // rank 0's
+};
+
+class Agreement {
+ public:
+  Agreement(const Registry& registry, const Layout& layout, double max_norm, const Collective& collective,
+            CommQueue& queue, Gradients& gradients);
+  uint64_t bytes() const { return stride_ * (static_cast<uint64_t>(layout_.world) + 1); }
+  Status allocate();
+
+  // Submits the agreement of this step. Host thread.
+  std::shared_ptr<StepOutcome> submit(uint64_t step);
+  // Compares a number all ranks must have equal; the error names the ranks that differ from rank 0.
+  Status same_everywhere(uint64_t value, const std::string& what);
+  // Ends a collective call: OK when it was OK on every rank, this rank's own error, or the ranks that failed.
+  Status all_ok(const Status& mine, const std::string& what);
+
+ private:
+  struct Header {
+    double norm_partial;
+    uint64_t hash;
+    uint32_t used_count, order_count;
+  };
+  Status fill(uint64_t hash, const std::vector<uint8_t>& used, const std::vector<uint32_t>& order);
+  Status conclude(StepOutcome& outcome);
+  Status gather(uint64_t value, const std::string& what, std::vector<uint64_t>* all);
+
+  const Registry& registry_;
+  const Layout& layout_;
+  const double max_norm_;
+  const Collective& collective_;
+  CommQueue& queue_;
+  Gradients& gradients_;
+  uint64_t stride_;  // bytes of one rank's message
+  Memory memory_;    // mine, then everybody's
+};
+
+}  // namespace strata

@@ -1,0 +1,164 @@
+// backends.h - C++ faces of the plugin tables: Status instead of codes, RAII instead of close, no logic.
+//
+// Each object owns one open plugin instance. Tables come from PluginSet, so every slot can be called.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "core/event.h"
+#include "core/host.h"
+#include "core/status.h"
+#include "strata/iface/checkpoint.h"
+#include "strata/iface/collective.h"
+#include "strata/iface/device.h"
+#include "strata/iface/offload.h"
+#include "strata/iface/optimizer.h"
+
+namespace strata {
+
+// An open instance: table and self, closed when it goes.
+template <class Api, class Self>
+class Instance {
+ public:
+  Instance() = default;
+  Instance(const Instance&) = delete;
+  Instance& operator=(const Instance&) = delete;
+  ~Instance() { close(); }
+
+  Status open(const Api* api, const strata_open_args& args) {
+    close();
+    Self* self = nullptr;
+    STRATA_RETURN_IF_ERROR(take_failure(api->open(&args, &self)));
+    api_ = api;
+    self_ = self;
+    return Ok();
+  }
+  void close() {
+    if (self_) api_->close(self_);
+    self_ = nullptr;
+  }
+  explicit operator bool() const { return self_ != nullptr; }
+  const Api* api() const { return api_; }
+  Self* self() const { return self_; }
+
+ protected:
+  const Api* api_ = nullptr;
+  Self* self_ = nullptr;
+};
+
+template <class Caps, class Api, class Self>
+Status read_caps(const Api* api, Self* self, Caps* caps) {
+  *caps = {};
+  caps->struct_size = sizeof(Caps);
+  return take_failure(api->caps(self, caps));
+}
+
+class Device : public Instance<strata_device_api, strata_device> {
+ public:
+  Status caps(strata_device_caps* out) const { return read_caps(api_, self_, out); }
+  Status alloc(uint64_t bytes, void** out) const { return take_failure(api_->alloc(self_, bytes, out)); }
+  void free(void* p) const { api_->free(self_, p); }
+  Status copy(void* dst, const void* src, uint64_t bytes) const {
+    return take_failure(api_->copy(self_, dst, src, bytes, cpu_stream()));
+  }
+  Status zero(void* dst, uint64_t bytes) const { return take_failure(api_->fill(self_, dst, 0, bytes, cpu_stream())); }
+  Status cast(void* dst, strata_dtype to, const void* src, strata_dtype from, uint64_t count,
+              strata_rounding rounding) const {
+    return take_failure(api_->cast(self_, dst, to, src, from, count, rounding, cpu_stream()));
+  }
+  Status accumulate(float* dst, const void* src, strata_dtype from, uint64_t count) const {
+    return take_failure(api_->accumulate(self_, dst, src, from, count, cpu_stream()));
+  }
+  Status square_sums(const void* src, strata_dtype dtype, uint64_t count, double* sums) const {
+    return take_failure(api_->square_sums(self_, src, dtype, count, sums, cpu_stream()));
+  }
+  Status find_nonfinite(const void* src, strata_dtype dtype, uint64_t count, int64_t* index) const {
+    return take_failure(api_->find_nonfinite(self_, src, dtype, count, index, cpu_stream()));
+  }
+
+ private:
+  static const strata_stream* cpu_stream() {
+    static const strata_stream stream = {sizeof(strata_stream), STRATA_ABI_MINOR, STRATA_CPU, 0, nullptr};
+    return &stream;
+  }
+};
+
+class Collective : public Instance<strata_collective_api, strata_comm> {
+ public:
+  Status caps(strata_collective_caps* out) const { return read_caps(api_, self_, out); }
+};
+
+class Optimizer : public Instance<strata_optimizer_api, strata_optim> {
+ public:
+  Status layout(strata_dtype dtype, strata_optim_layout* out) const {
+    *out = {};
+    out->struct_size = sizeof(*out);
+    return take_failure(api_->layout(self_, dtype, out));
+  }
+  Status scalars(const strata_optim_group& group, uint64_t step, float* out) const {
+    return take_failure(api_->scalars(self_, &group, step, out));
+  }
+  Status step(const strata_optim_args& args) const { return take_failure(api_->step(self_, &args, nullptr)); }
+  Status export_array(const strata_optim_args& args, uint32_t index, float* out) const {
+    return take_failure(api_->export_array(self_, &args, index, out));
+  }
+  Status import_array(const strata_optim_args& args, uint32_t index, const float* in) const {
+    return take_failure(api_->import_array(self_, &args, index, in));
+  }
+};
+
+using Offload = Instance<strata_offload_api, strata_offload>;
+using Checkpoint = Instance<strata_checkpoint_api, strata_ckpt>;
+
+// Memory of the device plugin or of the collective, freed when it goes.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(Memory&& o) noexcept { swap(o); }
+  Memory& operator=(Memory&& o) noexcept {
+    swap(o);
+    return *this;
+  }
+  ~Memory() {
+    if (device_) device_->free(data_);
+    if (collective_) collective_->api()->free(collective_->self(), data_);
+  }
+
+  static Status on_device(const Device& device, uint64_t bytes, Memory* out) {
+    Memory m;
+    STRATA_RETURN_IF_ERROR(device.alloc(bytes, &m.data_));
+    m.device_ = &device;
+    m.bytes_ = bytes;
+    *out = std::move(m);
+    return Ok();
+  }
+  // Memory that can be gathered into and reduced from. Zeros.
+  static Status for_collectives(const Collective& collective, uint64_t bytes, Memory* out) {
+    Memory m;
+    if (bytes > 0) {
+      STRATA_RETURN_IF_ERROR(take_failure(collective.api()->alloc(collective.self(), bytes, &m.data_)));
+      m.collective_ = &collective;
+    }
+    m.bytes_ = bytes;
+    *out = std::move(m);
+    return Ok();
+  }
+
+  char* at(uint64_t offset) const { return static_cast<char*>(data_) + offset; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  void swap(Memory& o) {
+    std::swap(device_, o.device_);
+    std::swap(collective_, o.collective_);
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+  }
+  const Device* device_ = nullptr;
+  const Collective* collective_ = nullptr;
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace strata

@@ -1,0 +1,251 @@
+// capi.cc - strata.h in terms of Engine: locks, argument checks, and the only catch of the core.
+//
+// Every entry goes through `enter`: no exception crosses the ABI, calls from inside a log callback or a forked child
+// are refused, and one call runs at a time per engine.
+#include <cstring>
+#include <new>
+
+#include "core/engine.h"
+
+struct strata_engine {
+  std::unique_ptr<strata::Engine> impl;
+};
+
+namespace {
+
+using strata::Engine;
+using strata::Status;
+
+thread_local std::string last_error;
+thread_local int calls_on_this_thread = 0;  // an engine call is running: a second one comes from a callback
+
+strata_status finish(const Status& status) {
+  if (!status.ok()) last_error = status.text();
+  return status.code();
+}
+
+template <class Fn>
+strata_status guarded(Fn fn) {
+  try {
+    return finish(fn());
+  } catch (const std::bad_alloc&) {
+    return finish({STRATA_RESOURCE_EXHAUSTED, "out of memory"});
+  } catch (const std::exception& e) {
+    return finish({STRATA_INTERNAL, std::string("unexpected exception: ") + e.what()});
+  } catch (...) {
+    return finish({STRATA_INTERNAL, "unexpected exception"});
+  }
+}
+
+template <class Fn>
+strata_status enter(const strata_engine* engine, Fn fn) {
+  return guarded([&]() -> Status {
+    if (!engine) return {STRATA_INVALID_ARGUMENT, "the engine is NULL"};
+    if (engine->impl->is_forked_child()) {
+      return {STRATA_FAILED_PRECONDITION, "this engine belongs to the parent process; open one after the fork"};
+    }
+    if (calls_on_this_thread > 0) {
+      return {STRATA_FAILED_PRECONDITION, "an engine function was called from inside an engine callback"};
+    }
+    std::lock_guard lock(engine->impl->mutex());
+    struct Depth {
+      Depth() { ++calls_on_this_thread; }
+      ~Depth() { --calls_on_this_thread; }
+    } depth;
+    return fn(*engine->impl);
+  });
+}
+
+Status missing(const char* what) { return {STRATA_INVALID_ARGUMENT, std::string(what) + " is NULL"}; }
+
+// A caller's struct, read as far as it goes; fields beyond its size are zero.
+template <class T>
+Status take(const T* given, T* out) {
+  if (given->struct_size < 2 * sizeof(uint32_t)) {
+    return {STRATA_INVALID_ARGUMENT, "struct_size is not set (use STRATA_INIT)"};
+  }
+  std::memset(static_cast<void*>(out), 0, sizeof(T));
+  std::memcpy(static_cast<void*>(out), given, std::min<size_t>(given->struct_size, sizeof(T)));
+  return strata::Ok();
+}
+
+// Fills a caller's struct as far as it goes.
+template <class T, class Fn>
+Status give(T* caller, Fn fill) {
+  if (!caller) return missing("out");
+  T whole;
+  STRATA_RETURN_IF_ERROR(take(caller, &whole));
+  const uint32_t size = caller->struct_size;
+  Status status = fill(&whole);
+  whole.struct_size = size;
+  std::memcpy(static_cast<void*>(caller), &whole, std::min<size_t>(size, sizeof(T)));
+  return status;
+}
+
+}  // namespace
+
+extern "C" {
+
+void strata_init_struct(void* p, uint32_t struct_size) {
+  std::memset(p, 0, struct_size);
+  std::memcpy(p, &struct_size, sizeof(struct_size));
+}
+
+const char* strata_last_error(void) { return last_error.c_str(); }
+const char* strata_status_name(strata_status code) { return strata::status_name(code); }
+const char* strata_version(void) { return STRATA_VERSION; }
+
+strata_status strata_open(const strata_engine_args* args, strata_engine** out) {
+  return guarded([&]() -> Status {
+    if (!args || !out) return missing(args ? "out" : "args");
+    *out = nullptr;
+    strata_engine_args whole;
+    STRATA_RETURN_IF_ERROR(take(args, &whole));
+    auto engine = std::make_unique<strata_engine>();
+    STRATA_RETURN_IF_ERROR(Engine::open(whole, &engine->impl));
+    *out = engine.release();
+    return strata::Ok();
+  });
+}
+
+void strata_close(strata_engine* engine) { delete engine; }
+
+int32_t strata_rank(const strata_engine* engine) { return engine ? engine->impl->rank() : 0; }
+int32_t strata_world(const strata_engine* engine) { return engine ? engine->impl->world() : 0; }
+
+strata_status strata_add_group(strata_engine* engine, const strata_group_args* args, strata_group* out) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!args || !out) return missing(args ? "out" : "args");
+    strata_group_args whole;
+    STRATA_RETURN_IF_ERROR(take(args, &whole));
+    return e.add_group(whole, out);
+  });
+}
+
+strata_status strata_add_unit(strata_engine* engine, const char* name, strata_unit* out) {
+  return enter(engine, [&](Engine& e) { return out ? e.add_unit(name, out) : missing("out"); });
+}
+
+strata_status strata_add_param(strata_engine* engine, strata_unit unit, const strata_param_args* args,
+                               strata_param* out) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!args || !out) return missing(args ? "out" : "args");
+    strata_param_args whole;
+    STRATA_RETURN_IF_ERROR(take(args, &whole));
+    return e.add_param(unit, whole, out);
+  });
+}
+
+strata_status strata_commit(strata_engine* engine) {
+  return enter(engine, [](Engine& e) { return e.commit(); });
+}
+
+strata_status strata_write_param(strata_engine* engine, strata_param param, const strata_tensor* value, int32_t root) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!value) return e.write_param(param, nullptr, root);
+    strata_tensor whole;
+    STRATA_RETURN_IF_ERROR(take(value, &whole));
+    return e.write_param(param, &whole, root);
+  });
+}
+
+strata_status strata_read_param(strata_engine* engine, strata_param param, const char* array,
+                                const strata_tensor* out) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!out) return missing("out");
+    strata_tensor whole;
+    STRATA_RETURN_IF_ERROR(take(out, &whole));
+    return e.read_param(param, array, whole);
+  });
+}
+
+strata_status strata_fetch(strata_engine* engine, strata_unit unit, const strata_stream* stream) {
+  return enter(engine, [&](Engine& e) { return e.fetch(unit, stream); });
+}
+
+strata_status strata_release(strata_engine* engine, strata_unit unit, const strata_stream* stream) {
+  return enter(engine, [&](Engine& e) { return e.release(unit, stream); });
+}
+
+strata_status strata_param_view(strata_engine* engine, strata_param param, strata_tensor* out) {
+  return enter(engine, [&](Engine& e) { return give(out, [&](strata_tensor* t) { return e.view(param, t); }); });
+}
+
+strata_status strata_grad(strata_engine* engine, strata_param param, const strata_tensor* grad,
+                          const strata_stream* stream) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!grad) return missing("grad");
+    strata_tensor whole;
+    STRATA_RETURN_IF_ERROR(take(grad, &whole));
+    return e.grad(param, whole, stream);
+  });
+}
+
+strata_status strata_grads_done(strata_engine* engine, strata_unit unit) {
+  return enter(engine, [&](Engine& e) { return e.grads_done(unit); });
+}
+
+strata_status strata_end_backward(strata_engine* engine) {
+  return enter(engine, [](Engine& e) { return e.end_backward(); });
+}
+
+strata_status strata_step(strata_engine* engine, const strata_step_args* args) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!args) return e.step(nullptr);
+    strata_step_args whole;
+    STRATA_RETURN_IF_ERROR(take(args, &whole));
+    return e.step(&whole);
+  });
+}
+
+strata_status strata_wait(strata_engine* engine) {
+  return enter(engine, [](Engine& e) { return e.wait(); });
+}
+
+strata_status strata_get_step_info(strata_engine* engine, strata_step_info* out) {
+  return enter(engine, [&](Engine& e) { return give(out, [&](strata_step_info* i) { return e.step_info(i); }); });
+}
+
+strata_status strata_get_counters(strata_engine* engine, strata_counter_span span, strata_counters* out) {
+  return enter(engine, [&](Engine& e) { return give(out, [&](strata_counters* c) { return e.counters(span, c); }); });
+}
+
+strata_status strata_get_plan(strata_engine* engine, strata_plan_item* items, uint64_t capacity, uint64_t* count) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!count || (capacity > 0 && !items)) return missing(count ? "items" : "count");
+    return e.plan(items, capacity, count);
+  });
+}
+
+strata_status strata_get_setting(strata_engine* engine, const char* key, const char** value) {
+  return enter(engine, [&](Engine& e) { return key && value ? e.setting(key, value) : missing("key or value"); });
+}
+
+strata_status strata_get_plugin_interface(strata_engine* engine, const char* role, const char* id,
+                                          const void** table) {
+  return enter(engine, [&](Engine& e) {
+    return role && id && table ? e.plugin_interface(role, id, table) : missing("role, id or table");
+  });
+}
+
+strata_status strata_save(strata_engine* engine, const char* root, const char* tag) {
+  return enter(engine, [&](Engine& e) { return e.save(root, tag); });
+}
+
+strata_status strata_load(strata_engine* engine, const char* root, const char* tag) {
+  return enter(engine, [&](Engine& e) { return e.load(root, tag); });
+}
+
+strata_status strata_export_weights(strata_engine* engine, const char* path) {
+  return enter(engine, [&](Engine& e) { return e.export_weights(path); });
+}
+
+strata_status strata_set_meta(strata_engine* engine, const char* key, const char* value) {
+  return enter(engine, [&](Engine& e) { return e.set_meta(key, value); });
+}
+
+strata_status strata_get_meta(strata_engine* engine, const char* key, const char** value) {
+  return enter(engine, [&](Engine& e) { return value ? e.get_meta(key, value) : missing("value"); });
+}
+
+}  // extern "C"

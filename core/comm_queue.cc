@@ -1,0 +1,162 @@
+#include "core/comm_queue.h"
+
+#include "core/fpu.h"
+#include "core/registry.h"
+
+namespace strata {
+
+namespace {
+constexpr std::chrono::seconds kLeaveAfter{5};
+}
+
+CommQueue::CommQueue(const Collective& collective, int world, std::chrono::nanoseconds deadline, Counters& counters,
+                     FailFn on_failure)
+    : collective_(collective),
+      world_(static_cast<uint64_t>(world)),
+      deadline_(deadline),
+      counters_(counters),
+      on_failure_(std::move(on_failure)),
+      thread_([this] { work(); }) {}
+
+CommQueue::~CommQueue() {
+  std::deque<Entry> dropped;
+  bool stuck = false;
+  {
+    std::unique_lock lock(mutex_);
+    stuck = !idle_.wait_for(lock, kLeaveAfter, [this] { return queue_.empty() && !executing_; });
+    stop_ = true;
+    dropped.swap(queue_);
+  }
+  wake_.notify_all();
+  if (stuck) collective_.api()->abort(collective_.self(), STRATA_CANCELLED, "a rank closed its engine");
+  for (Entry& e : dropped) e.done->set({STRATA_CANCELLED, e.op.label + ": the engine is closing"});
+  thread_.join();
+}
+
+Event CommQueue::submit(CommOp op) {
+  Event done = Event::create();
+  uint64_t bytes = 0;
+  for (const auto& item : op.items) bytes += item.count * dtype_size(item.in_dtype);
+  const uint64_t parts[] = {static_cast<uint64_t>(op.kind), op.tag, bytes};
+  if (op.kind != CommOp::Kind::kLocal) hash_ = fnv1a(parts, sizeof(parts), hash_);
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) {
+      done->set(failure_);
+      return done;
+    }
+    queue_.push_back({std::move(op), done});
+  }
+  wake_.notify_one();
+  return done;
+}
+
+Status CommQueue::run(CommOp op) { return submit(std::move(op))->wait(std::chrono::nanoseconds(-1)); }
+
+void CommQueue::fail(const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    failure_ = status;
+  }
+  if (world_ > 1) collective_.api()->abort(collective_.self(), status.code(), status.text().c_str());
+}
+
+void CommQueue::work() {
+  use_default_rounding();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (stop_) return;
+    Entry entry = std::move(queue_.front());
+    queue_.pop_front();
+    Status status = failure_;
+    executing_ = true;
+    lock.unlock();
+    if (status.ok()) {
+      status = execute(entry.op);
+      if (!status.ok()) {
+        fail(status);
+        on_failure_(status);
+      }
+    }
+    entry.done->set(std::move(status));
+    entry = {};
+    lock.lock();
+    executing_ = false;
+    idle_.notify_all();
+  }
+}
+
+Status CommQueue::execute(CommOp& op) {
+  for (Event& event : op.after) STRATA_RETURN_IF_ERROR(event->wait(deadline_).during(op.label));
+  if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare().during(op.label));
+  STRATA_RETURN_IF_ERROR(launch(op).during(op.label));
+  count(op);
+  if (op.then) STRATA_RETURN_IF_ERROR(op.then().during(op.label));
+  return Ok();
+}
+
+Status CommQueue::launch(const CommOp& op) {
+  strata_coll_args args{};
+  args.struct_size = sizeof(args);
+  args.items = op.items.data();
+  args.item_count = op.items.size();
+  args.item_stride = sizeof(strata_coll_item);
+  args.tag = op.tag;
+  args.label = op.label.c_str();
+  args.root = op.root;
+  args.deadline_ns = deadline_.count();
+  const strata_collective_api* api = collective_.api();
+  strata_comm* self = collective_.self();
+  switch (op.kind) {
+    case CommOp::Kind::kGather:
+    case CommOp::Kind::kAgree:
+      return take_failure(api->all_gather(self, &args, nullptr));
+    case CommOp::Kind::kReduceScatter:
+      return take_failure(api->reduce_scatter(self, &args, nullptr));
+    case CommOp::Kind::kAllReduce:
+      return take_failure(api->all_reduce(self, &args, nullptr));
+    case CommOp::Kind::kBroadcast:
+      return take_failure(api->broadcast(self, &args, nullptr));
+    case CommOp::Kind::kBarrier:
+      return take_failure(api->barrier(self, &args));
+    case CommOp::Kind::kLocal:
+      return Ok();
+  }
+  return {STRATA_INTERNAL, "unknown operation"};
+}
+
+// What this rank received from others. An all-reduce is a reduce-scatter and a gather of the result.
+void CommQueue::count(const CommOp& op) {
+  const uint64_t others = world_ - 1;
+  uint64_t in = 0, out = 0;
+  for (const auto& item : op.items) {
+    in += item.count * dtype_size(item.in_dtype);
+    out += item.count * dtype_size(item.out_dtype);
+  }
+  switch (op.kind) {
+    case CommOp::Kind::kGather:
+      add(counters_.gather_bytes, others * in);
+      add(counters_.gather_calls, 1);
+      break;
+    case CommOp::Kind::kReduceScatter:
+      add(counters_.reduce_bytes, others * in);
+      add(counters_.reduce_calls, 1);
+      break;
+    case CommOp::Kind::kAllReduce:
+      add(counters_.reduce_bytes, others * (in + out) / world_);
+      add(counters_.reduce_calls, 1);
+      break;
+    case CommOp::Kind::kAgree:
+      add(counters_.agree_bytes, others * in);
+      break;
+    case CommOp::Kind::kBroadcast:
+      add(counters_.agree_bytes, in);
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace strata

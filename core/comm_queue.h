@@ -1,0 +1,87 @@
+// comm_queue.h - the one thread per rank that launches all collectives, in the order the host submitted them.
+//
+// The order depends on host calls, sizes and settings only. An operation may wait for events of this rank (an update
+// that writes what it will send) and may carry work to do on its result; both happen on this thread, so they never
+// change the order. A running hash of everything submitted goes with the norm (agreement.h): a step in which ranks
+// differed is not applied.
+//
+// The first failure is final: it is told to the other ranks through the collective, and every later operation ends
+// with it.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/backends.h"
+#include "core/counters.h"
+
+namespace strata {
+
+struct CommOp {
+  enum class Kind { kGather, kAgree, kReduceScatter, kAllReduce, kBroadcast, kBarrier, kLocal };
+  Kind kind = Kind::kLocal;
+  uint64_t tag = 0;   // what it is about; equal on all ranks
+  std::string label;  // the same in words
+  int root = 0;       // broadcast
+  std::vector<strata_coll_item> items;
+  std::vector<Event> after;         // of this rank; must be set OK before the operation starts
+  std::function<Status()> prepare;  // right before
+  std::function<Status()> then;     // right after
+};
+
+inline strata_coll_item coll_item(const void* in, strata_dtype in_dtype, void* out, strata_dtype out_dtype,
+                                  uint64_t count) {
+  return {sizeof(strata_coll_item), STRATA_ABI_MINOR, in, out, count, in_dtype, out_dtype};
+}
+
+class CommQueue {
+ public:
+  using FailFn = std::function<void(const Status&)>;
+  CommQueue(const Collective& collective, int world, std::chrono::nanoseconds deadline, Counters& counters,
+            FailFn on_failure);
+  // What was submitted gets a few seconds, since the other ranks submitted it, too; then they are told that we leave.
+  ~CommQueue();
+
+  // The event is set when the operation and its `then` are done.
+  Event submit(CommOp op);
+  // Submits and waits.
+  Status run(CommOp op);
+  // Every operation from now on ends with `status`; other ranks hear of it. Any thread.
+  void fail(const Status& status);
+  // Waits until everything submitted so far is done.
+  Status flush() { return run({}); }
+  // Of all operations submitted so far. Host thread.
+  uint64_t hash() const { return hash_; }
+  std::chrono::nanoseconds deadline() const { return deadline_; }
+
+ private:
+  struct Entry {
+    CommOp op;
+    Event done;
+  };
+  void work();
+  Status execute(CommOp& op);
+  Status launch(const CommOp& op);
+  void count(const CommOp& op);
+
+  const Collective& collective_;
+  const uint64_t world_;
+  const std::chrono::nanoseconds deadline_;
+  Counters& counters_;
+  const FailFn on_failure_;
+  uint64_t hash_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable wake_, idle_;
+  std::deque<Entry> queue_;
+  Status failure_;
+  bool stop_ = false, executing_ = false;
+  std::thread thread_;
+};
+
+}  // namespace strata

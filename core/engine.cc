@@ -1,0 +1,578 @@
+#include "core/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "core/batch.h"
+#include "core/library_dir.h"
+#include "core/log.h"
+#include "core/manifest.h"
+#include "core/manifest_keys.h"
+
+namespace strata {
+
+// ---- opening -----------------------------------------------------------------------------------------------------
+
+Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out) {
+  std::unique_ptr<Engine> e(new Engine);
+  e->pid_ = getpid();
+  if (args.log) {
+    e->sink_ = [fn = args.log, ctx = args.log_ctx](strata_log_level level, const std::string& domain,
+                                                   const std::string& text) {
+      fn(ctx, level, domain.c_str(), text.c_str());
+    };
+  } else {
+    e->sink_ = stderr_sink();
+  }
+  STRATA_RETURN_IF_ERROR(e->read_settings(args));
+  STRATA_RETURN_IF_ERROR(e->open_plugins(args));
+  *out = std::move(e);
+  return Ok();
+}
+
+Status Engine::read_settings(const strata_engine_args& args) {
+  std::vector<std::string> overrides, warnings;
+  for (uint64_t i = 0; i < args.override_count; ++i) overrides.emplace_back(args.overrides[i]);
+  if ((args.manifest != nullptr) == (args.manifest_text != nullptr)) {
+    return {STRATA_INVALID_ARGUMENT, "strata_open needs either a manifest path or a manifest text"};
+  }
+  STRATA_RETURN_IF_ERROR(args.manifest
+                             ? read_manifest(args.manifest, overrides, &settings_, &warnings)
+                             : read_manifest_text(args.manifest_text, "manifest text", overrides, &settings_, &warnings));
+  deadline_ = std::chrono::nanoseconds(static_cast<int64_t>(settings_.deadline_seconds * 1e9));
+  const std::string library_dir = args.plugin_dir ? "" : this_library_dir();
+  PluginSearch search = PluginSearch::from_settings(settings_, library_dir);
+  if (args.plugin_dir) search.directories.push_back(args.plugin_dir);
+  plugins_ = std::make_unique<PluginSet>(std::move(search), settings_.plugin_options);
+  preset_options();
+  STRATA_RETURN_IF_ERROR(plugins_->check_options(settings_.plugins));
+  host_ = std::make_unique<Host>(sink_, settings_.log_level, 1, plugins_.get());
+  for (const std::string& warning : warnings) log(STRATA_LOG_WARN, warning);
+  return Ok();
+}
+
+// Manifest keys that are the business of a plugin, whichever serves the role.
+void Engine::preset_options() {
+  const auto hand_on = [this](const char* interface_id, const char* option, auto value, const std::string& key) {
+    plugins_->preset(interface_id, {option, value, settings_.origin(key)}, key, settings_.is_given(key));
+  };
+  const OptimizerSettings& optimizer = settings_.optimizer;
+  const std::string params = "optimizer.params.", zero = "zero_optimization.";
+  hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, params + "state_layout");
+  hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode,
+          settings_.is_given("optimizer.type") && !settings_.is_given(params + "adam_w_mode") ? "optimizer.type"
+                                                                                             : params + "adam_w_mode");
+  // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
+  const bool pin_state = settings_.zero_optimization.offload_optimizer.pin_memory;
+  const bool pin_param = settings_.zero_optimization.offload_param.pin_memory;
+  hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param,
+          zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
+}
+
+template <class Opened, class Api>
+Status Engine::open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table) {
+  STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table));
+  STRATA_RETURN_IF_ERROR(plugins_->options(name, &open_args_.options));
+  Status status = instance->open(*table, open_args_).during("plugin " + name);
+  for (const std::string& line : plugins_->take_log_lines()) log(STRATA_LOG_INFO, line);
+  return status;
+}
+
+Status Engine::open_plugins(const strata_engine_args& args) {
+  open_args_.struct_size = sizeof(open_args_);
+  open_args_.host = host_->c();
+  open_args_.deadline_ns = deadline_.count();
+  open_args_.threads = args.threads;
+  open_args_.rank = open_args_.local_rank = args.threads ? args.rank : -1;
+  open_args_.world = open_args_.local_world = args.threads ? args.world : -1;
+  if (args.job) job_ = args.job;
+  open_args_.job = args.job ? job_.c_str() : nullptr;
+
+  const strata_collective_api* collective = nullptr;
+  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
+  strata_collective_caps ranks;
+  STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
+  rank_ = open_args_.rank = ranks.rank;
+  world_ = open_args_.world = ranks.world;
+  open_args_.local_rank = ranks.local_rank;
+  local_world_ = open_args_.local_world = ranks.local_world;
+  STRATA_RETURN_IF_ERROR(resolve_batch(world_, &settings_));
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  host_->set_threads(settings_.threads > 0 ? static_cast<unsigned>(settings_.threads)
+                                           : std::max(1u, cores / static_cast<unsigned>(local_world_)));
+
+  const strata_device_api* device = nullptr;
+  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.device, STRATA_DEVICE, &device_, &device));
+  strata_device_caps caps;
+  STRATA_RETURN_IF_ERROR(device_.caps(&caps));
+  device_in_ram_ = (caps.flags & STRATA_DEVICE_HOST_COHERENT) != 0;
+  if (!device_in_ram_ || !(ranks.flags & (STRATA_COLL_ANY_MEMORY | STRATA_COLL_ANY_OUTPUT))) {
+    return {STRATA_UNIMPLEMENTED, "device \"" + settings_.plugins.device + "\" with collective \"" +
+                                      settings_.plugins.collective +
+                                      "\": this version runs on devices whose memory is host memory, with a collective "
+                                      "that writes anywhere"};
+  }
+  open_args_.device = device;
+  open_args_.device_self = device_.self();
+
+  STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_optimizer.device, &state_tier_));
+  STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_param.device, &weight_tier_));
+  const strata_optimizer_api* optimizer = nullptr;
+  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.optimizer, STRATA_OPTIMIZER, &optimizer_, &optimizer));
+  registry_ = std::make_unique<Registry>(settings_.optimizer);
+  // The checkpoint plugin is opened by the first save or load; its section counts as used.
+  const strata_options* unused = nullptr;
+  if (settings_.plugin_options.count(settings_.plugins.checkpoint)) {
+    STRATA_RETURN_IF_ERROR(plugins_->options(settings_.plugins.checkpoint, &unused));
+  }
+  return plugins_->check_all_used();
+}
+
+// The tier a manifest's `device` word names; each offload plugin is opened once and may serve both.
+Status Engine::open_tier(OffloadDevice where, std::unique_ptr<Tier>* out) {
+  if (where == OffloadDevice::kNone) {
+    *out = std::make_unique<Tier>(device_, counters_);
+    return Ok();
+  }
+  const bool cpu = where == OffloadDevice::kCpu;
+  Offload& offload = cpu ? offload_cpu_ : offload_nvme_;
+  if (!offload) {
+    const strata_offload_api* table = nullptr;
+    const std::string& name = cpu ? settings_.plugins.offload_cpu : settings_.plugins.offload_nvme;
+    STRATA_RETURN_IF_ERROR(open_plugin(name, STRATA_OFFLOAD, &offload, &table));
+  }
+  *out = std::make_unique<Tier>(cpu ? kCpuTier : kNvmeTier, offload, counters_);
+  return (*out)->inspect();
+}
+
+Engine::~Engine() { take_down(); }
+
+// Threads first: the update under way is finished, then the collective thread leaves.
+void Engine::take_down() {
+  updater_.reset();
+  queue_.reset();
+  snapshot_.reset();
+  tensors_.reset();
+  states_.reset();
+  agreement_.reset();
+  gradients_.reset();
+  weights_.reset();
+}
+
+// ---- registering and planning ------------------------------------------------------------------------------------
+
+Status Engine::add_group(const strata_group_args& args, uint32_t* out) {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  STRATA_RETURN_IF_ERROR(registry_->add_group(args, out));
+  float scalars[STRATA_OPTIM_SCALARS];
+  return optimizer_.scalars(registry_->groups.back(), 1, scalars).during("group " + std::to_string(*out));
+}
+
+Status Engine::add_unit(const char* name, uint32_t* out) {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  return registry_->add_unit(name ? name : "", out);
+}
+
+Status Engine::add_param(uint32_t unit, const strata_param_args& args, uint32_t* out) {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  return registry_->add_param(unit, args, out);
+}
+
+Status Engine::commit() {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  take_down();  // what an earlier commit that was refused left
+  const ZeroSettings& zero = settings_.zero_optimization;
+  layout_ = make_layout(*registry_, static_cast<int>(zero.stage), rank_, world_,
+                        static_cast<uint64_t>(zero.param_persistence_threshold));
+  build_parts();
+  STRATA_RETURN_IF_ERROR(agreement_->allocate());
+  uint64_t mine = registry_->fingerprint();
+  const int64_t numbers[] = {zero.stage,
+                             zero.reduce_bucket_size,
+                             zero.prefetch_bucket_size,
+                             zero.param_persistence_threshold,
+                             zero.max_live_parameters,
+                             zero.max_reuse_distance,
+                             zero.accumulate_locally,
+                             settings_.gradient_accumulation_steps,
+                             settings_.communication_data_type,
+                             static_cast<int64_t>(zero.offload_param.device)};
+  mine = fnv1a(numbers, sizeof(numbers), mine);
+  mine = fnv1a(&settings_.gradient_clipping, sizeof(double), mine);
+  STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(mine, "registered units, params, groups and settings"));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(make_plan(), "memory plan"));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(allocate(), "allocation"));
+  run_.unit_steps.assign(registry_->units.size(), 0);
+  committed_ = true;
+  return Ok();
+}
+
+void Engine::build_parts() {
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const auto on_failure = [this](const Status& status) { note_failure(status); };
+  queue_ = std::make_unique<CommQueue>(collective_, world_, deadline_, counters_, on_failure);
+  weights_ = std::make_unique<Weights>(layout_, zero, device_, collective_, *queue_, *weight_tier_, counters_);
+  GradientPlan gradients;
+  gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
+  gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
+  gradients.communication_dtype = settings_.communication_data_type;
+  gradients_ = std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, collective_, *queue_,
+                                           *state_tier_, *weights_, counters_);
+  agreement_ = std::make_unique<Agreement>(*registry_, layout_, settings_.gradient_clipping, collective_, *queue_,
+                                           *gradients_);
+  states_ = std::make_unique<States>(layout_, device_, optimizer_, *state_tier_, *weights_);
+  tensors_ = std::make_unique<Tensors>(*registry_, layout_, device_, optimizer_, collective_, *queue_, *weights_,
+                                       *gradients_, *states_);
+  updater_ = std::make_unique<Updater>(
+      *registry_, layout_, static_cast<uint64_t>(zero.sub_group_size), device_, optimizer_, *gradients_, *weights_,
+      *states_, deadline_, counters_,
+      [this, queue = queue_.get()](const Status& status) {
+        note_failure(status);
+        queue->fail({status.code(), "rank " + std::to_string(rank_) + ": " + status.text()});
+      },
+      [this](strata_log_level level, const std::string& text) { log(level, text); });
+}
+
+Status Engine::make_plan() {
+  STRATA_RETURN_IF_ERROR(states_->declare());
+  STRATA_RETURN_IF_ERROR(weights_->check_limits());
+  const TierKind state = state_tier_->kind(), weight = weight_tier_->kind();
+  plan_ = {};
+  plan_.add("whole weights", kDeviceTier, weights_->whole_bytes());
+  plan_.add("weight shards", weight, weights_->shard_bytes());
+  plan_.add("weight slabs", kDeviceTier, weights_->slab_bytes());
+  plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
+  plan_.add("gradient buffers", kDeviceTier, gradients_->buffer_bytes());
+  plan_.add("gradient accumulators", kDeviceTier, gradients_->accumulator_bytes());
+  plan_.add("reduction scratch", kDeviceTier, gradients_->scratch_bytes());
+  plan_.add("reduced gradients", state == kNvmeTier ? kCpuTier : state, gradients_->owned_bytes());
+  plan_.add("optimizer state", state, states_->bytes());
+  plan_.add("update buffers", kDeviceTier, updater_->buffer_bytes());
+  plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
+  plan_.add("agreement", kDeviceTier, agreement_->bytes());
+  const char* const words[] = {"none", "cpu", "nvme"};
+  const ZeroSettings& zero = settings_.zero_optimization;
+  log(STRATA_LOG_INFO, "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ", ZeRO stage " +
+                           std::to_string(zero.stage) + ", optimizer offload " +
+                           words[static_cast<int>(zero.offload_optimizer.device)] + ", param offload " +
+                           words[static_cast<int>(zero.offload_param.device)]);
+  for (const std::string& line : plan_.lines()) log(STRATA_LOG_INFO, "plan: " + line);
+  return plan_.check_host(device_in_ram_, local_world_, settings_.host_memory_limit);
+}
+
+Status Engine::allocate() {
+  STRATA_RETURN_IF_ERROR(weights_->allocate());
+  STRATA_RETURN_IF_ERROR(gradients_->allocate());
+  STRATA_RETURN_IF_ERROR(states_->allocate());
+  STRATA_RETURN_IF_ERROR(updater_->allocate());
+  return tensors_->allocate();
+}
+
+// ---- the step ----------------------------------------------------------------------------------------------------
+
+Status Engine::fetch(uint32_t unit, const strata_stream* stream) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(known_unit(unit));
+  STRATA_RETURN_IF_ERROR(cpu_stream(stream));
+  return weights_->fetch(unit);
+}
+
+Status Engine::release(uint32_t unit, const strata_stream* stream) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(known_unit(unit));
+  STRATA_RETURN_IF_ERROR(cpu_stream(stream));
+  return weights_->release(unit);
+}
+
+Status Engine::view(uint32_t param, strata_tensor* out) {
+  STRATA_RETURN_IF_ERROR(known_param(param));
+  const Param& p = registry_->params[param];
+  out->data = committed_ ? weights_->address(registry_->owner_of(param)) : nullptr;
+  out->device_type = STRATA_CPU;
+  out->device_id = 0;
+  out->dtype = p.dtype;
+  out->ndim = static_cast<int32_t>(p.shape.size());
+  out->shape = p.shape.data();
+  if (out->data) return Ok();
+  return {STRATA_FAILED_PRECONDITION, "param \"" + p.name + "\" is not fetched: it has no readable data"};
+}
+
+Status Engine::grad(uint32_t param, const strata_tensor& grad, const strata_stream* stream) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(known_param(param));
+  STRATA_RETURN_IF_ERROR(cpu_stream(stream));
+  STRATA_RETURN_IF_ERROR(settle());
+  return gradients_->add(param, grad);
+}
+
+Status Engine::grads_done(uint32_t unit) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(known_unit(unit));
+  STRATA_RETURN_IF_ERROR(settle());
+  return gradients_->unit_done(unit);
+}
+
+Status Engine::end_backward() {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(settle());
+  return gradients_->end_backward();
+}
+
+// The whole of ZeRO's step: agree on the norm, mark every unit as being updated, hand the work to the update thread.
+Status Engine::step(const strata_step_args* args) {
+  STRATA_RETURN_IF_ERROR(usable());
+  const int done = gradients_->micro_batches_done(), all = gradients_->plan().micro_batches;
+  if (done != all || gradients_->filling()) {
+    return {STRATA_FAILED_PRECONDITION, "strata_step: " + std::to_string(done) + " of " + std::to_string(all) +
+                                            " micro-batches (gradient_accumulation_steps) have ended with "
+                                            "strata_end_backward since the last step"};
+  }
+  if (weights_->any_fetched()) {
+    return {STRATA_FAILED_PRECONDITION, "strata_step: a unit is still fetched; release it first"};
+  }
+  STRATA_RETURN_IF_ERROR(settle());
+  UpdateJob job;
+  job.groups = step_groups(args);
+  for (const auto& group : job.groups) {
+    float scalars[STRATA_OPTIM_SCALARS];
+    STRATA_RETURN_IF_ERROR(optimizer_.scalars(group, 1, scalars).during("strata_step"));
+  }
+  STRATA_RETURN_IF_ERROR(weights_->end_step());
+  job.step = ++run_.steps;
+  outcome_ = job.outcome = agreement_->submit(job.step);
+  settled_ = false;
+  for (uint32_t unit : weights_->forward_order()) {
+    if (layout_.units[unit].trainable_elements == 0) continue;
+    job.units.push_back(unit);
+    job.updated.push_back(Event::create());
+    weights_->begin_update(unit, job.updated.back());
+  }
+  gradients_->begin_step();
+  updater_->submit(std::move(job));
+  before_last_step_ = at_last_step_;
+  at_last_step_ = counters_.snapshot();
+  return Ok();
+}
+
+// A group follows the step's learning rate unless it, or the step for it, gave its own.
+std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args) const {
+  std::vector<strata_optim_group> groups = registry_->groups;
+  for (size_t g = 0; args && g < groups.size(); ++g) {
+    if (!registry_->group_has_lr[g] && !std::isnan(args->lr)) groups[g].lr = args->lr;
+    if (args->group_lr && g < args->group_count && !std::isnan(args->group_lr[g])) groups[g].lr = args->group_lr[g];
+  }
+  return groups;
+}
+
+// Takes in what the last step decided, once: before the first bucket of the next step, so that every rank cuts its
+// buckets by the same order.
+Status Engine::settle() {
+  if (settled_) return Ok();
+  STRATA_RETURN_IF_ERROR(outcome_->known->wait(deadline_));
+  settled_ = true;
+  ++(outcome_->apply ? run_.applied : run_.skipped);
+  gradients_->set_order(outcome_->order);
+  return Ok();
+}
+
+Status Engine::wait() {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(updater_->join());
+  return settle();
+}
+
+Status Engine::step_info(strata_step_info* out) {
+  if (outcome_) STRATA_RETURN_IF_ERROR(settle());
+  out->steps = run_.steps;
+  out->applied_steps = run_.applied;
+  out->skipped_steps = run_.skipped;
+  out->grad_norm = outcome_ ? outcome_->norm : 0;
+  out->clip_factor = outcome_ ? outcome_->clip : 1;
+  out->was_applied = outcome_ ? outcome_->apply : 0;
+  return Ok();
+}
+
+// ---- tensors and checkpoints -------------------------------------------------------------------------------------
+
+// Joins the update; refused while gradients of an unfinished step wait.
+Status Engine::between_steps(const std::string& what) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(updater_->join());
+  STRATA_RETURN_IF_ERROR(settle());
+  if (gradients_->filling() || gradients_->micro_batches_done() > 0) {
+    return {STRATA_FAILED_PRECONDITION,
+            what + ": " + std::to_string(gradients_->micro_batches_done()) +
+                " micro-batches of an unfinished step are in; call it after strata_step"};
+  }
+  run_.unit_steps = updater_->unit_steps;
+  return Ok();
+}
+
+Status Engine::write_param(uint32_t param, const strata_tensor* value, int32_t root) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(known_param(param));
+  const std::string what = "strata_write_param(\"" + registry_->params[param].name + "\")";
+  if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, what + ": a unit is still fetched"};
+  STRATA_RETURN_IF_ERROR(between_steps(what));
+  return tensors_->write(param, value, root).during(what);
+}
+
+Status Engine::read_param(uint32_t param, const char* array, const strata_tensor& out) {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(known_param(param));
+  STRATA_RETURN_IF_ERROR(updater_->join());
+  return tensors_->read(param, array ? array : "weight", out);
+}
+
+namespace {
+Status check_path(const char* text, const char* what) {
+  return text && *text ? Ok() : Status(STRATA_INVALID_ARGUMENT, std::string(what) + " is empty");
+}
+}  // namespace
+
+Status Engine::save(const char* root, const char* tag) {
+  STRATA_RETURN_IF_ERROR(check_path(root, "root"));
+  STRATA_RETURN_IF_ERROR(check_path(tag, "tag"));
+  STRATA_RETURN_IF_ERROR(between_steps("strata_save"));
+  STRATA_RETURN_IF_ERROR(open_checkpoint());
+  return snapshot_->save(root, tag, run_);
+}
+
+Status Engine::load(const char* root, const char* tag) {
+  STRATA_RETURN_IF_ERROR(check_path(root, "root"));
+  STRATA_RETURN_IF_ERROR(recover());
+  STRATA_RETURN_IF_ERROR(between_steps("strata_load"));
+  if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, "strata_load: a unit is still fetched"};
+  STRATA_RETURN_IF_ERROR(open_checkpoint());
+  STRATA_RETURN_IF_ERROR(snapshot_->load(root, tag, &run_));
+  updater_->unit_steps = run_.unit_steps;
+  return Ok();
+}
+
+// A load replaces everything a failed update may have left half done. Alone, the engine can go on; with other ranks
+// the collective has told them of the failure and is closed for good.
+Status Engine::recover() {
+  Status failed = usable();
+  if (failed.ok() || !committed_) return failed;
+  if (world_ > 1) return failed.during("strata_load: close the engine on every rank, open it again, then load");
+  (void)updater_->join();
+  take_down();
+  {
+    std::lock_guard lock(failure_mutex_);
+    failure_ = {};
+  }
+  outcome_.reset();
+  settled_ = true;
+  committed_ = false;
+  return commit();
+}
+
+Status Engine::export_weights(const char* path) {
+  STRATA_RETURN_IF_ERROR(check_path(path, "path"));
+  STRATA_RETURN_IF_ERROR(between_steps("strata_export_weights"));
+  STRATA_RETURN_IF_ERROR(open_checkpoint());
+  return snapshot_->export_weights(path);
+}
+
+// The checkpoint plugin brings HDF5 along: it is loaded by the first call that needs it.
+Status Engine::open_checkpoint() {
+  if (snapshot_) return Ok();
+  const strata_checkpoint_api* table = nullptr;
+  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table));
+  snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, *agreement_, *queue_, *weights_, *states_,
+                                         *tensors_);
+  return Ok();
+}
+
+Status Engine::set_meta(const char* key, const char* value) {
+  STRATA_RETURN_IF_ERROR(check_path(key, "key"));
+  run_.meta[key] = value ? value : "";
+  return Ok();
+}
+
+Status Engine::get_meta(const char* key, const char** value) {
+  STRATA_RETURN_IF_ERROR(check_path(key, "key"));
+  const auto it = run_.meta.find(key);
+  if (it == run_.meta.end()) return {STRATA_NOT_FOUND, std::string("there is no meta value \"") + key + "\""};
+  *value = it->second.c_str();
+  return Ok();
+}
+
+// ---- questions ---------------------------------------------------------------------------------------------------
+
+Status Engine::counters(strata_counter_span span, strata_counters* out) const {
+  *out = span == STRATA_COUNT_LAST_STEP ? minus(at_last_step_, before_last_step_) : counters_.snapshot();
+  return Ok();
+}
+
+Status Engine::plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) const {
+  *count = plan_.items.size();
+  for (uint64_t i = 0; i < std::min(capacity, *count); ++i) {
+    items[i] = {sizeof(strata_plan_item), STRATA_ABI_MINOR, plan_.items[i].what.c_str(), plan_.items[i].tier, 0,
+                plan_.items[i].bytes};
+  }
+  return Ok();
+}
+
+Status Engine::setting(const char* key, const char** value) {
+  std::string text;
+  STRATA_RETURN_IF_ERROR(setting_text(settings_, key ? key : "", &text));
+  *value = (setting_texts_[key] = text).c_str();
+  return Ok();
+}
+
+Status Engine::plugin_interface(const std::string& role, const char* id, const void** table) {
+  const PluginChoices& chosen = settings_.plugins;
+  const std::map<std::string, std::string> roles = {
+      {"device", chosen.device},           {"collective", chosen.collective}, {"offload_cpu", chosen.offload_cpu},
+      {"offload_nvme", chosen.offload_nvme}, {"optimizer", chosen.optimizer}, {"checkpoint", chosen.checkpoint}};
+  const auto it = roles.find(role);
+  if (it == roles.end()) return {STRATA_INVALID_ARGUMENT, "there is no plugin role \"" + role + "\""};
+  return plugins_->find(it->second, id ? id : "", table);
+}
+
+// ---- guards ------------------------------------------------------------------------------------------------------
+
+// The first error is the engine's. Collective and update thread; the collective queue tells the other ranks.
+void Engine::note_failure(const Status& status) {
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_.ok()) return;
+    failure_ = status;
+  }
+  log(STRATA_LOG_ERROR, "rank " + std::to_string(rank_) + " failed: " + status.text());
+}
+
+Status Engine::usable(bool committed) {
+  {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_.ok()) return failure_.during("the engine has FAILED");
+  }
+  if (committed == committed_) return Ok();
+  return {STRATA_FAILED_PRECONDITION,
+          committed ? "call strata_commit first" : "registration ended with strata_commit"};
+}
+
+Status Engine::known_unit(uint32_t unit) const {
+  if (unit < registry_->units.size()) return Ok();
+  return {STRATA_INVALID_ARGUMENT, "there is no unit " + std::to_string(unit)};
+}
+
+Status Engine::known_param(uint32_t param) const {
+  if (param < registry_->params.size()) return Ok();
+  return {STRATA_INVALID_ARGUMENT, "there is no param " + std::to_string(param)};
+}
+
+Status Engine::cpu_stream(const strata_stream* stream) const {
+  if (!stream || stream->domain == STRATA_CPU) return Ok();
+  return {STRATA_INVALID_ARGUMENT, "the device of this engine works on the CPU domain; pass a NULL stream"};
+}
+
+bool Engine::is_forked_child() const { return getpid() != pid_; }
+
+void Engine::log(strata_log_level level, const std::string& text) const { host_->log(level, "strata", text); }
+
+}  // namespace strata

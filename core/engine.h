@@ -1,0 +1,131 @@
+// engine.h - one rank: opens the plugins, plans and allocates, and runs the step. Read engine.cc top to bottom.
+//
+// Who does what: the host thread makes every decision; the collective thread (comm_queue.h) launches collectives in the
+// order they were submitted; the update thread (update.h) runs the optimizer. The engine's own state is touched by the
+// host thread only, under the lock the C API takes; `failure_` is the exception.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/agreement.h"
+#include "core/plan.h"
+#include "core/plugins.h"
+#include "core/settings.h"
+#include "core/snapshot.h"
+#include "core/update.h"
+
+namespace strata {
+
+class Engine {
+ public:
+  static Status open(const strata_engine_args& args, std::unique_ptr<Engine>* out);
+  ~Engine();
+
+  Status add_group(const strata_group_args& args, uint32_t* out);
+  Status add_unit(const char* name, uint32_t* out);
+  Status add_param(uint32_t unit, const strata_param_args& args, uint32_t* out);
+  Status commit();
+
+  Status write_param(uint32_t param, const strata_tensor* value, int32_t root);
+  Status read_param(uint32_t param, const char* array, const strata_tensor& out);
+
+  Status fetch(uint32_t unit, const strata_stream* stream);
+  Status release(uint32_t unit, const strata_stream* stream);
+  Status view(uint32_t param, strata_tensor* out);
+  Status grad(uint32_t param, const strata_tensor& grad, const strata_stream* stream);
+  Status grads_done(uint32_t unit);
+  Status end_backward();
+  Status step(const strata_step_args* args);
+  Status wait();
+  Status step_info(strata_step_info* out);
+
+  Status counters(strata_counter_span span, strata_counters* out) const;
+  Status plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) const;
+  Status setting(const char* key, const char** value);
+  Status plugin_interface(const std::string& role, const char* id, const void** table);
+
+  Status save(const char* root, const char* tag);
+  Status load(const char* root, const char* tag);
+  Status export_weights(const char* path);
+  Status set_meta(const char* key, const char* value);
+  Status get_meta(const char* key, const char** value);
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  std::mutex& mutex() { return mutex_; }
+  bool is_forked_child() const;
+
+ private:
+  Engine() = default;
+  Status read_settings(const strata_engine_args& args);
+  void preset_options();
+  Status open_plugins(const strata_engine_args& args);
+  template <class Opened, class Api>
+  Status open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table);
+  Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
+  void build_parts();
+  Status make_plan();
+  Status allocate();
+  void take_down();
+  Status recover();
+
+  void note_failure(const Status& status);
+  Status usable(bool committed = true);
+  Status known_unit(uint32_t unit) const;
+  Status known_param(uint32_t param) const;
+  Status cpu_stream(const strata_stream* stream) const;
+  Status between_steps(const std::string& what);
+  Status open_checkpoint();
+  Status settle();
+  std::vector<strata_optim_group> step_groups(const strata_step_args* args) const;
+  void log(strata_log_level level, const std::string& text) const;
+
+  // In the order they are built; destroyed in reverse, threads first.
+  std::mutex mutex_;
+  int pid_ = 0;
+  Settings settings_;
+  LogSink sink_;
+  std::unique_ptr<PluginSet> plugins_;
+  std::unique_ptr<Host> host_;
+  strata_open_args open_args_{};
+  std::string job_;
+  int rank_ = 0, world_ = 1, local_world_ = 1;
+  std::chrono::nanoseconds deadline_{0};
+  bool device_in_ram_ = true;
+  Counters counters_;
+  Device device_;
+  Collective collective_;
+  Offload offload_cpu_, offload_nvme_;
+  Optimizer optimizer_;
+  Checkpoint checkpoint_;
+  std::unique_ptr<Tier> state_tier_, weight_tier_;
+  std::unique_ptr<Registry> registry_;
+
+  bool committed_ = false;
+  Layout layout_;
+  Plan plan_;
+  std::unique_ptr<CommQueue> queue_;
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<Agreement> agreement_;
+  std::unique_ptr<States> states_;
+  std::unique_ptr<Tensors> tensors_;
+  std::unique_ptr<Snapshot> snapshot_;
+  std::unique_ptr<Updater> updater_;
+
+  RunState run_;
+  std::shared_ptr<StepOutcome> outcome_;  // of the last step
+  bool settled_ = true;                   // its result is in run_ and its order with the gradients
+  strata_counters at_last_step_{}, before_last_step_{};
+  std::map<std::string, std::string> setting_texts_;  // handed out by setting()
+
+  mutable std::mutex failure_mutex_;
+  Status failure_;
+};
+
+}  // namespace strata

@@ -1,0 +1,60 @@
+#include "core/executor.h"
+
+namespace strata {
+
+Executor::Executor(unsigned threads) {
+  for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+}
+
+Executor::~Executor() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  start_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+void Executor::drain(Fn fn, void* arg, uint64_t n) {
+  for (uint64_t i = next_.fetch_add(1); i < n; i = next_.fetch_add(1)) fn(arg, i);
+}
+
+void Executor::parallel_for(uint64_t n, Fn fn, void* arg) {
+  if (workers_.empty() || n <= 1) {
+    for (uint64_t i = 0; i < n; ++i) fn(arg, i);
+    return;
+  }
+  std::lock_guard turn(turn_);
+  {
+    std::lock_guard lock(mutex_);
+    fn_ = fn;
+    arg_ = arg;
+    n_ = n;
+    next_.store(0);
+    busy_ = static_cast<unsigned>(workers_.size());
+    ++round_;
+  }
+  start_.notify_all();
+  drain(fn, arg, n);
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [this] { return busy_ == 0; });
+}
+
+void Executor::work() {
+  uint64_t seen = 0;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    start_.wait(lock, [&] { return stop_ || round_ != seen; });
+    if (stop_) return;
+    seen = round_;
+    Fn fn = fn_;
+    void* arg = arg_;
+    uint64_t n = n_;
+    lock.unlock();
+    drain(fn, arg, n);
+    lock.lock();
+    if (--busy_ == 0) done_.notify_all();
+  }
+}
+
+}  // namespace strata

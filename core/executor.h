@@ -1,0 +1,44 @@
+// executor.h - the worker threads of one rank: parallel_for and nothing else.
+//
+// Workers sleep between calls. Calls from several threads of the rank take turns, so that a rank never runs on more
+// threads than it was given. Results never depend on the number of threads: callers cut work at fixed places.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace strata {
+
+class Executor {
+ public:
+  // `threads` counts the calling thread; 0 is taken as 1.
+  explicit Executor(unsigned threads);
+  ~Executor();
+  Executor(const Executor&) = delete;
+
+  using Fn = void (*)(void* arg, uint64_t i);
+  void parallel_for(uint64_t n, Fn fn, void* arg);
+  unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
+
+ private:
+  void work();
+  void drain(Fn fn, void* arg, uint64_t n);
+
+  std::mutex turn_;  // one parallel_for at a time
+  std::mutex mutex_;
+  std::condition_variable start_, done_;
+  uint64_t round_ = 0;
+  unsigned busy_ = 0;
+  bool stop_ = false;
+  Fn fn_ = nullptr;
+  void* arg_ = nullptr;
+  uint64_t n_ = 0;
+  std::atomic<uint64_t> next_{0};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace strata

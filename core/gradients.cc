@@ -1,0 +1,471 @@
+#include "core/gradients.h"
+
+#include <algorithm>
+
+namespace strata {
+
+Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
+                     const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
+                     const Weights& weights, Counters& counters)
+    : registry_(registry),
+      layout_(layout),
+      settings_(settings),
+      plan_(plan),
+      device_(device),
+      collective_(collective),
+      queue_(queue),
+      tier_(tier),
+      weights_(weights),
+      counters_(counters),
+      slots_(layout.units.size()),
+      contributions_(registry.params.size()),
+      unit_closed_(registry.units.size()),
+      used_(registry.units.size()),
+      launched_(layout.units.size()) {
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    Slot& slot = slots_[u];
+    for (const Segment& s : layout.units[u].segments) {
+      slot.wire.push_back(slot.buffer_bytes);
+      if (s.trainable && plan_.needs_wire_buffer(s)) slot.buffer_bytes += s.elements * dtype_size(plan_.wire(s));
+    }
+    for (uint32_t f = 0; f < registry.units.size(); ++f) {
+      const auto& feeds = layout.units[f].feeds;
+      if (std::find(feeds.begin(), feeds.end(), u) != feeds.end()) slot.feeders.push_back(f);
+    }
+  }
+  // Backward usually runs against the registration order; the resident unit is complete last.
+  for (uint32_t u = static_cast<uint32_t>(slots_.size()); u-- > 0;) {
+    if (trainable(u) && static_cast<int>(u) != layout.resident) order_.push_back(u);
+  }
+  if (layout.resident >= 0 && trainable(static_cast<uint32_t>(layout.resident))) {
+    order_.push_back(static_cast<uint32_t>(layout.resident));
+  }
+}
+
+// ---- sizes and allocation ----------------------------------------------------------------------------------------
+
+// Elements whose reduction is not done: a bucket, the unit being filled, the next one, and those that stay open over
+// the whole backward because several units feed them.
+uint64_t Gradients::capacity() const {
+  uint64_t all = 0, largest = 0, shared = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    const uint64_t e = layout_.units[u].trainable_elements;
+    all += e;
+    largest = std::max(largest, e);
+    if (slots_[u].feeders.size() > 1) shared += e;
+  }
+  const auto bucket = static_cast<uint64_t>(settings_.reduce_bucket_size);
+  return bucket >= all ? all : std::min(all, bucket + 2 * largest + shared);
+}
+
+uint64_t Gradients::buffer_bytes() const {
+  uint64_t all = 0, elements = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    all += slots_[u].buffer_bytes;
+    elements += layout_.units[u].trainable_elements;
+  }
+  const uint64_t part = capacity();
+  uint64_t widest = 0;
+  for (const Unit& u : layout_.units) {
+    for (const Segment& s : u.segments) {
+      if (s.trainable && plan_.needs_wire_buffer(s)) widest = std::max(widest, dtype_size(plan_.wire(s)));
+    }
+  }
+  return part == elements ? all : std::min(all, part * widest);
+}
+
+uint64_t Gradients::owned_bytes() const {
+  uint64_t bytes = 0;
+  for (const Unit& u : layout_.units) {
+    for (const Segment& s : u.segments) {
+      if (s.trainable) bytes += layout_.owned(s).size() * dtype_size(plan_.owned(s));
+    }
+  }
+  return bytes;
+}
+
+uint64_t Gradients::accumulator_bytes() const {
+  uint64_t bytes = 0;
+  for (const Unit& u : layout_.units) bytes += plan_.local ? u.trainable_elements * sizeof(float) : 0;
+  return bytes;
+}
+
+uint64_t Gradients::scratch_bytes() const {
+  if (plan_.local || plan_.micro_batches == 1) return 0;
+  uint64_t all = 0, largest = 0;
+  for (const Unit& u : layout_.units) {
+    all += u.trainable_elements;
+    largest = std::max(largest, u.trainable_elements);
+  }
+  const uint64_t group = std::max(largest, std::min(all, static_cast<uint64_t>(settings_.reduce_bucket_size)));
+  return group / (layout_.stage == 0 ? 1 : static_cast<uint64_t>(layout_.world)) * sizeof(float);
+}
+
+Status Gradients::allocate() {
+  STRATA_RETURN_IF_ERROR(
+      Memory::for_collectives(collective_, buffer_bytes(), &buffers_).during("gradient buffers"));
+  STRATA_RETURN_IF_ERROR(
+      Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
+  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
+  arena_ = Arena(buffer_bytes());
+  // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
+  char* owned = nullptr;
+  if (tier_.addressable()) {
+    STRATA_RETURN_IF_ERROR(tier_.alloc(owned_bytes(), "reduced gradients", &owned_region_));
+    owned = owned_region_.address();
+  } else {
+    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, owned_bytes(), &owned_memory_).during("reduced gradients"));
+    owned = owned_memory_.at(0);
+  }
+  char* accumulator = accumulators_.at(0);
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    for (const Segment& s : layout_.units[u].segments) {
+      slots_[u].owned.push_back(s.trainable ? owned : nullptr);
+      slots_[u].accumulator.push_back(s.trainable && plan_.local ? accumulator : nullptr);
+      if (!s.trainable) continue;
+      owned += layout_.owned(s).size() * dtype_size(plan_.owned(s));
+      if (plan_.local) accumulator += s.elements * sizeof(float);
+    }
+  }
+  return Ok();
+}
+
+char* Gradients::wire_address(uint32_t unit, uint32_t segment) const {
+  return buffers_.at(slots_[unit].buffer + slots_[unit].wire[segment]);
+}
+
+// ---- a gradient arrives ------------------------------------------------------------------------------------------
+
+Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
+  const Param& p = registry_.params[param];
+  const Param& owner = registry_.owner_of(param);
+  const std::string who = "gradient of param \"" + p.name + "\"";
+  if (owner.frozen) return {STRATA_FAILED_PRECONDITION, who + ": the param is frozen"};
+  if (!is_weight_dtype(grad.dtype)) {
+    return {STRATA_INVALID_ARGUMENT, who + ": dtype must be fp32, bf16 or fp16, not " + dtype_name(grad.dtype)};
+  }
+  bool same = grad.ndim == static_cast<int32_t>(p.shape.size());
+  for (int32_t i = 0; same && i < grad.ndim; ++i) same = grad.shape && grad.shape[i] == p.shape[static_cast<size_t>(i)];
+  if (!same) return {STRATA_INVALID_ARGUMENT, who + ": its shape differs from the param's"};
+  if (!grad.data && p.numel > 0) return {STRATA_INVALID_ARGUMENT, who + ": data is NULL"};
+  if (micro_ == plan_.micro_batches) {
+    return {STRATA_FAILED_PRECONDITION, who + ": all " + std::to_string(micro_) +
+                                            " micro-batches of gradient_accumulation_steps are in, call strata_step"};
+  }
+  if (slots_[owner.home].state == State::kReady || launched_[owner.home] || unit_closed_[p.unit]) {
+    return {STRATA_FAILED_PRECONDITION,
+            who + ": its unit was declared done (strata_grads_done) in this micro-batch, its reduction may have begun"};
+  }
+  return Ok();
+}
+
+Status Gradients::add(uint32_t param, const strata_tensor& grad) {
+  STRATA_RETURN_IF_ERROR(check(param, grad));
+  const Param& p = registry_.params[param];
+  const uint32_t owner = p.owner;
+  Slot& slot = slots_[registry_.params[owner].home];
+  filling_ = true;
+  used_[registry_.params[owner].unit] = 1;
+  strata::add(counters_.grad_bytes, p.numel * dtype_size(grad.dtype));
+  if (slot.state == State::kIdle) slot.state = State::kFilling;
+  if (!settings_.contiguous_gradients) {
+    slot.pending.push_back({owner, grad.data, grad.dtype});
+    return Ok();
+  }
+  return fold(owner, grad.data, grad.dtype);
+}
+
+Status Gradients::fold(uint32_t owner, const void* data, strata_dtype dtype) {
+  const Param& p = registry_.params[owner];
+  if (plan_.local) return fold_locally(p, owner, data, dtype);
+  STRATA_RETURN_IF_ERROR(open_buffer(p.home));
+  const strata_dtype wire = plan_.wire(layout_.units[p.home].segments[p.segment]);
+  char* place = wire_address(p.home, p.segment) + p.offset * dtype_size(wire);
+  const uint32_t before = contributions_[owner]++;
+  if (before == 0) return device_.cast(place, wire, data, dtype, p.numel, STRATA_ROUND_EVEN);
+  if (wire == STRATA_F32) return device_.accumulate(reinterpret_cast<float*>(place), data, dtype, p.numel);
+  Memory& sum = sums_[owner];
+  if (sum.bytes() == 0) {
+    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, p.numel * sizeof(float), &sum).during("sum of " + p.name));
+  }
+  auto* fp32 = reinterpret_cast<float*>(sum.at(0));
+  if (before == 1) STRATA_RETURN_IF_ERROR(device_.cast(fp32, STRATA_F32, place, wire, p.numel, STRATA_ROUND_EVEN));
+  return device_.accumulate(fp32, data, dtype, p.numel);
+}
+
+Status Gradients::fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype) {
+  auto* sum = reinterpret_cast<float*>(slots_[p.home].accumulator[p.segment]) + p.offset;
+  if (contributions_[owner]++ == 0) return device_.cast(sum, STRATA_F32, data, dtype, p.numel, STRATA_ROUND_EVEN);
+  return device_.accumulate(sum, data, dtype, p.numel);
+}
+
+// Gives the unit a flat buffer, launching what is finished and waiting for reductions under way when there is no room.
+Status Gradients::open_buffer(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  if (slot.has_buffer || slot.buffer_bytes == 0) return Ok();
+  const uint64_t elements = layout_.units[unit].trainable_elements;
+  STRATA_RETURN_IF_ERROR(make_room(elements));
+  auto offset = arena_.take(slot.buffer_bytes);
+  while (!offset && !in_flight_.empty()) {
+    STRATA_RETURN_IF_ERROR(reclaim(true));
+    offset = arena_.take(slot.buffer_bytes);
+  }
+  if (!offset) {
+    return {STRATA_RESOURCE_EXHAUSTED, "gradients of unit \"" + layout_.units[unit].name + "\" (" +
+                                           std::to_string(slot.buffer_bytes) +
+                                           " bytes) find no room among unreduced ones: raise "
+                                           "zero_optimization.reduce_bucket_size or finish units earlier"};
+  }
+  slot.buffer = *offset;
+  slot.has_buffer = true;
+  open_elements_ += elements;
+  return Ok();
+}
+
+// The cap on unreduced gradients. Depends on sizes and host calls only: first the open bucket goes, then units that
+// are ready but out of turn, in this rank's order (the collective's board proves that all ranks do the same).
+Status Gradients::make_room(uint64_t elements) {
+  STRATA_RETURN_IF_ERROR(reclaim(false));
+  if (open_elements_ + elements <= capacity()) return Ok();
+  STRATA_RETURN_IF_ERROR(launch());
+  for (size_t i = 0; i < ready_order_.size() && open_elements_ + elements > capacity(); ++i) {
+    const uint32_t unit = ready_order_[i];
+    if (launched_[unit]) continue;
+    STRATA_RETURN_IF_ERROR(append(unit));
+    STRATA_RETURN_IF_ERROR(launch());
+  }
+  return Ok();
+}
+
+Status Gradients::reclaim(bool wait) {
+  for (size_t i = 0; i < in_flight_.size();) {
+    InFlight& flight = in_flight_[i];
+    if (!flight.done->is_set() && !(wait && i == 0)) {
+      ++i;
+      continue;
+    }
+    STRATA_RETURN_IF_ERROR(flight.done->wait(queue_.deadline()));
+    for (const auto& [offset, bytes] : flight.places) arena_.give(offset, bytes);
+    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+    wait = false;
+  }
+  return Ok();
+}
+
+// ---- a unit is done ----------------------------------------------------------------------------------------------
+
+Status Gradients::unit_done(uint32_t unit) {
+  if (micro_ == plan_.micro_batches) {
+    return {STRATA_FAILED_PRECONDITION, "strata_grads_done: all micro-batches of this step are in, call strata_step"};
+  }
+  if (unit_closed_[unit]) {
+    return {STRATA_FAILED_PRECONDITION, "unit \"" + layout_.units[unit].name + "\" was declared done already"};
+  }
+  filling_ = true;
+  unit_closed_[unit] = 1;
+  for (uint32_t fed : layout_.units[unit].feeds) {
+    const auto& feeders = slots_[fed].feeders;
+    if (std::all_of(feeders.begin(), feeders.end(), [&](uint32_t f) { return unit_closed_[f]; })) mark_ready(fed);
+  }
+  return advance();
+}
+
+void Gradients::mark_ready(uint32_t unit) {
+  slots_[unit].state = State::kReady;
+  ready_order_.push_back(unit);
+}
+
+Status Gradients::advance() {
+  while (next_ < order_.size()) {
+    const uint32_t unit = order_[next_];
+    if (!launched_[unit]) {
+      if (slots_[unit].state != State::kReady) break;
+      STRATA_RETURN_IF_ERROR(append(unit));
+    }
+    ++next_;
+  }
+  return Ok();
+}
+
+Status Gradients::append(uint32_t unit) {
+  const uint64_t elements = layout_.units[unit].trainable_elements;
+  const auto limit = static_cast<uint64_t>(settings_.reduce_bucket_size);
+  if (!bucket_.empty() && bucket_elements_ + elements > limit) STRATA_RETURN_IF_ERROR(launch());
+  bucket_.push_back(unit);
+  bucket_elements_ += elements;
+  launched_[unit] = 1;
+  return bucket_elements_ >= limit ? launch() : Ok();
+}
+
+Status Gradients::end_backward() {
+  if (micro_ == plan_.micro_batches) {
+    return {STRATA_FAILED_PRECONDITION, "strata_end_backward: all " + std::to_string(micro_) +
+                                            " micro-batches of gradient_accumulation_steps are in, call strata_step"};
+  }
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    if (trainable(u) && slots_[u].state != State::kReady && !launched_[u]) mark_ready(u);
+  }
+  STRATA_RETURN_IF_ERROR(advance());
+  STRATA_RETURN_IF_ERROR(launch());
+  ++micro_;
+  recorded_ = std::move(ready_order_);
+  ready_order_.clear();
+  next_ = 0;
+  filling_ = false;
+  std::fill(launched_.begin(), launched_.end(), 0);
+  std::fill(unit_closed_.begin(), unit_closed_.end(), 0);
+  for (Slot& slot : slots_) slot.state = State::kIdle;
+  if (!plan_.local || micro_ == plan_.micro_batches) std::fill(contributions_.begin(), contributions_.end(), 0);
+  return Ok();
+}
+
+// ---- reduction ---------------------------------------------------------------------------------------------------
+
+// Brings the unit's flat buffer into the state that is reduced: pending gradients folded, sums rounded, zeros where
+// nothing came.
+Status Gradients::complete(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  for (const Pending& g : slot.pending) STRATA_RETURN_IF_ERROR(fold(g.param, g.data, g.dtype));
+  slot.pending.clear();
+  if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
+  STRATA_RETURN_IF_ERROR(open_buffer(unit));
+  for (uint32_t i = 0; i < slot.owned.size(); ++i) {
+    if (layout_.units[unit].segments[i].trainable) STRATA_RETURN_IF_ERROR(complete_segment(unit, i));
+  }
+  return Ok();
+}
+
+Status Gradients::complete_segment(uint32_t unit, uint32_t segment) {
+  const Segment& s = layout_.units[unit].segments[segment];
+  const strata_dtype wire = plan_.wire(s);
+  char* sum = plan_.local ? slots_[unit].accumulator[segment] : wire_address(unit, segment);
+  const uint64_t size = plan_.local ? sizeof(float) : dtype_size(wire);
+  for (uint32_t id : s.params) {
+    const Param& p = registry_.params[id];
+    if (contributions_[id] == 0) STRATA_RETURN_IF_ERROR(device_.zero(sum + p.offset * size, p.numel * size));
+    if (!plan_.local && contributions_[id] > 1 && wire != STRATA_F32) {
+      STRATA_RETURN_IF_ERROR(
+          device_.cast(sum + p.offset * size, wire, sums_[id].at(0), STRATA_F32, p.numel, STRATA_ROUND_EVEN));
+    }
+  }
+  for (const Range& gap : s.gaps) STRATA_RETURN_IF_ERROR(device_.zero(sum + gap.begin * size, gap.size() * size));
+  if (!plan_.local || wire == STRATA_F32) return Ok();
+  return device_.cast(wire_address(unit, segment), wire, sum, STRATA_F32, s.elements, STRATA_ROUND_EVEN);
+}
+
+// Sends the bucket. With local accumulation only the last micro-batch has something to send.
+Status Gradients::launch() {
+  if (bucket_.empty()) return Ok();
+  std::vector<uint32_t> units = std::move(bucket_);
+  bucket_.clear();
+  bucket_elements_ = 0;
+  for (uint32_t u : units) STRATA_RETURN_IF_ERROR(complete(u));
+  if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
+
+  InFlight flight;
+  CommOp op;
+  op.kind = layout_.stage == 0 ? CommOp::Kind::kAllReduce : CommOp::Kind::kReduceScatter;
+  op.tag = (2ull << 32) | units.front();
+  op.label = "reduction of unit \"" + layout_.units[units.front()].name + "\"" +
+             (units.size() > 1 ? " and " + std::to_string(units.size() - 1) + " more" : "");
+  const bool add_to_sum = !plan_.local && micro_ > 0;
+  char* scratch = scratch_.at(0);
+  for (uint32_t u : units) {
+    // The slice may still feed the update of the last step.
+    if (micro_ == 0 || plan_.local) {
+      if (Event updated = weights_.updated(u)) op.after.push_back(std::move(updated));
+    }
+    for (uint32_t i = 0; i < slots_[u].owned.size(); ++i) {
+      const Segment& s = layout_.units[u].segments[i];
+      if (!s.trainable) continue;
+      const uint64_t count = layout_.owned(s).size();
+      const char* in = plan_.needs_wire_buffer(s) ? wire_address(u, i) : slots_[u].accumulator[i];
+      char* out = add_to_sum ? scratch : slots_[u].owned[i];
+      if (add_to_sum) scratch += count * sizeof(float);
+      op.items.push_back(coll_item(in, plan_.wire(s), out, plan_.owned(s), count));
+      if (tier_.kind() != kDeviceTier) {
+        strata::add(counters_.tier_write[kCpuTier], count * dtype_size(plan_.owned(s)));
+      }
+    }
+    if (std::exchange(slots_[u].has_buffer, false)) {
+      flight.places.emplace_back(slots_[u].buffer, slots_[u].buffer_bytes);
+      open_elements_ -= layout_.units[u].trainable_elements;
+    }
+  }
+  op.then = [this, units, micro = micro_] { return after_reduction(units, micro); };
+  flight.done = queue_.submit(std::move(op));
+  in_flight_.push_back(std::move(flight));
+  return settings_.overlap_comm ? Ok() : in_flight_.back().done->wait(queue_.deadline());
+}
+
+// Collective thread.
+Status Gradients::after_reduction(const std::vector<uint32_t>& units, int micro) {
+  const char* scratch = scratch_.at(0);
+  for (uint32_t u : units) {
+    for (uint32_t i = 0; i < slots_[u].owned.size() && micro > 0 && !plan_.local; ++i) {
+      const Segment& s = layout_.units[u].segments[i];
+      if (!s.trainable) continue;
+      const uint64_t count = layout_.owned(s).size();
+      STRATA_RETURN_IF_ERROR(
+          device_.accumulate(reinterpret_cast<float*>(slots_[u].owned[i]), scratch, STRATA_F32, count));
+      scratch += count * sizeof(float);
+    }
+    if (micro + 1 == plan_.micro_batches) STRATA_RETURN_IF_ERROR(update_norm(u));
+  }
+  return Ok();
+}
+
+// ---- norm --------------------------------------------------------------------------------------------------------
+
+// Collective thread. Always over this rank's own slice, so that every stage adds the same numbers in the same order.
+Status Gradients::update_norm(uint32_t unit) {
+  double sum = 0;
+  for (uint32_t i = 0; i < slots_[unit].owned.size(); ++i) {
+    const Segment& s = layout_.units[unit].segments[i];
+    if (!s.trainable) continue;
+    const strata_dtype dtype = plan_.owned(s);
+    const uint64_t first = s.slice(layout_.rank).begin - layout_.owned(s).begin;
+    block_sums_.resize(s.shard / kShardElements);
+    STRATA_RETURN_IF_ERROR(device_.square_sums(slots_[unit].owned[i] + first * dtype_size(dtype), dtype, s.shard,
+                                               block_sums_.data()));
+    for (double block : block_sums_) sum += block;
+  }
+  slots_[unit].norm = sum;
+  return Ok();
+}
+
+double Gradients::norm_partial() const {
+  double sum = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) sum += trainable(u) ? slots_[u].norm : 0.0;
+  return sum;
+}
+
+Status Gradients::find_nonfinite(std::string* param) const {
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    for (uint32_t i = 0; i < slots_[u].owned.size(); ++i) {
+      const Segment& s = layout_.units[u].segments[i];
+      if (!s.trainable) continue;
+      int64_t index = -1;
+      const Range owned = layout_.owned(s);
+      STRATA_RETURN_IF_ERROR(device_.find_nonfinite(slots_[u].owned[i], plan_.owned(s), owned.size(), &index));
+      if (index < 0) continue;
+      const uint64_t at = owned.begin + static_cast<uint64_t>(index);
+      for (uint32_t id : s.params) {
+        const Param& p = registry_.params[id];
+        if (at >= p.offset && at < p.offset + p.numel) *param = p.name;
+      }
+      return Ok();
+    }
+  }
+  return Ok();
+}
+
+std::vector<uint8_t> Gradients::take_used() {
+  std::vector<uint8_t> used(used_.size());
+  used.swap(used_);
+  return used;
+}
+
+std::vector<uint32_t> Gradients::take_order() { return std::move(recorded_); }
+
+}  // namespace strata

@@ -1,0 +1,153 @@
+// gradients.h - the way of a gradient: folded into its unit's flat buffer, reduced, kept as this rank's slice.
+//
+// Within a micro-batch a unit goes IDLE -> FILLING (first gradient) -> READY (no more to come) -> REDUCING -> IDLE.
+// Every trainable unit is reduced exactly once per reduction point, zeros for what is absent, in the canonical order:
+// rank 0's order of the last step (reverse registration order at first); a unit out of turn waits. Finished units are
+// coalesced into buckets of up to reduce_bucket_size elements, one grouped reduction each.
+//
+// What is added where
+//   one micro-batch              wire dtype in the flat buffer -> sum in fp32 -> rounded once to the wire dtype
+//   several, stages 2 and 3      the same with an fp32 result, added to this rank's fp32 accumulator
+//   several, stages 0 and 1, or  full fp32 accumulators on every rank, reduced once per step
+//   accumulate_locally
+// The first gradient of a param in a micro-batch is copied; from the second on the sum is kept in fp32 beside the
+// buffer and rounded once, when the unit is reduced.
+//
+// Host thread, except the work marked "collective thread", which runs behind each reduction.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/comm_queue.h"
+#include "core/layout.h"
+#include "core/settings.h"
+#include "core/tier.h"
+#include "core/weights.h"
+
+namespace strata {
+
+// How gradients are summed in this run; see the table above.
+struct GradientPlan {
+  int micro_batches = 1;
+  bool local = false;                 // full fp32 accumulators
+  strata_dtype communication_dtype = 0;  // 0: the param's own
+  strata_dtype wire(const Segment& s) const {
+    if (communication_dtype != 0) return communication_dtype;
+    return local ? STRATA_F32 : s.dtype;
+  }
+  strata_dtype owned(const Segment& s) const { return micro_batches == 1 ? wire(s) : STRATA_F32; }
+  // Full accumulators are sent as they are, or first rounded to a narrower wire dtype.
+  bool needs_wire_buffer(const Segment& s) const { return !local || wire(s) != STRATA_F32; }
+};
+
+class Gradients {
+ public:
+  Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
+            const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
+            const Weights& weights, Counters& counters);
+
+  uint64_t buffer_bytes() const;       // unreduced gradients, device
+  uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
+  uint64_t accumulator_bytes() const;  // full fp32 accumulators, device
+  uint64_t scratch_bytes() const;      // one reduction's fp32 result, device
+  Status allocate();
+
+  Status add(uint32_t param, const strata_tensor& grad);
+  Status unit_done(uint32_t unit);
+  Status end_backward();
+  int micro_batches_done() const { return micro_; }
+  bool filling() const { return filling_; }
+  // The step takes the gradients: which registered units got any on this rank, and the order they became ready in.
+  std::vector<uint8_t> take_used();
+  std::vector<uint32_t> take_order();
+  void set_order(std::vector<uint32_t> order) { order_ = std::move(order); }
+  void begin_step() { micro_ = 0; }
+
+  // This rank's reduced gradients of a segment, valid between the last reduction and the next step's first.
+  const char* owned(uint32_t unit, uint32_t segment) const { return slots_[unit].owned[segment]; }
+  strata_dtype owned_dtype(const Segment& s) const { return plan_.owned(s); }
+  const GradientPlan& plan() const { return plan_; }
+  // Sum of squares over this rank's own slices, added in the fixed order. Collective thread, after all reductions.
+  double norm_partial() const;
+  // The first inf or NaN in this rank's slices: the param it lies in. Update thread.
+  Status find_nonfinite(std::string* param) const;
+
+ private:
+  enum class State { kIdle, kFilling, kReady };
+  struct Pending {
+    uint32_t param;
+    const void* data;
+    strata_dtype dtype;
+  };
+  struct Slot {
+    State state = State::kIdle;
+    bool has_buffer = false;                // from the first gradient to the launch of its reduction
+    uint64_t buffer = 0;                    // offset in buffers_
+    uint64_t buffer_bytes = 0;
+    std::vector<uint64_t> wire;             // byte offset of each segment in the buffer
+    std::vector<char*> owned;               // per segment, NULL for frozen
+    std::vector<char*> accumulator;         // per segment, full fp32
+    std::vector<uint32_t> feeders;          // registered units whose gradients end up here
+    std::vector<Pending> pending;           // contiguous_gradients = false
+    double norm = 0;                        // collective thread
+  };
+  struct InFlight {
+    std::vector<std::pair<uint64_t, uint64_t>> places;  // (offset, bytes) in buffers_ that are free when it is done
+    Event done;
+  };
+
+  bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
+  char* wire_address(uint32_t unit, uint32_t segment) const;
+  uint64_t capacity() const;
+  Status check(uint32_t param, const strata_tensor& grad) const;
+  Status fold(uint32_t owner, const void* data, strata_dtype dtype);
+  Status fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype);
+  Status open_buffer(uint32_t unit);
+  Status make_room(uint64_t elements);
+  void mark_ready(uint32_t unit);
+  Status advance();
+  Status append(uint32_t unit);
+  Status launch();
+  Status complete(uint32_t unit);
+  Status complete_segment(uint32_t unit, uint32_t segment);
+  Status after_reduction(const std::vector<uint32_t>& units, int micro);
+  Status update_norm(uint32_t unit);
+  Status reclaim(bool wait);
+
+  const Registry& registry_;
+  const Layout& layout_;
+  const ZeroSettings& settings_;
+  const GradientPlan plan_;
+  const Device& device_;
+  const Collective& collective_;
+  CommQueue& queue_;
+  const Tier& tier_;
+  const Weights& weights_;
+  Counters& counters_;
+
+  std::vector<Slot> slots_;  // by layout unit
+  Memory buffers_, accumulators_, scratch_;
+  Region owned_region_;
+  Memory owned_memory_;
+  Arena arena_;
+  std::vector<InFlight> in_flight_;
+  std::map<uint32_t, Memory> sums_;        // fp32 sums of params with several gradients, by owner
+  std::vector<uint32_t> contributions_;    // of this micro-batch (local: of this step), by owner
+  std::vector<uint8_t> unit_closed_;       // registered units this rank is done with, this micro-batch
+  std::vector<uint8_t> used_;              // registered units with a gradient this step
+  std::vector<uint32_t> order_;            // canonical
+  std::vector<uint32_t> ready_order_, recorded_;
+  std::vector<uint8_t> launched_;          // this micro-batch
+  size_t next_ = 0;                        // position in order_
+  std::vector<uint32_t> bucket_;
+  uint64_t bucket_elements_ = 0;
+  uint64_t open_elements_ = 0;             // buffers whose reduction was not launched
+  std::vector<double> block_sums_;         // collective thread
+  int micro_ = 0;
+  bool filling_ = false;
+};
+
+}  // namespace strata

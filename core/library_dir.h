@@ -1,0 +1,10 @@
+// library_dir.h - the directory of the library or program this code is linked into: plugins/ lies beside it.
+#pragma once
+
+#include <string>
+
+namespace strata {
+
+std::string this_library_dir();
+
+}  // namespace strata

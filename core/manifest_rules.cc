@@ -1,0 +1,103 @@
+#include "core/manifest_rules.h"
+
+namespace strata {
+namespace {
+
+const std::string kZero = "zero_optimization.";
+const std::string kOptimizer = kZero + "offload_optimizer.";
+const std::string kParam = kZero + "offload_param.";
+
+struct Rules {
+  Settings& s;
+  std::vector<ManifestFinding>* errors;
+  std::vector<ManifestFinding>* warnings;
+
+  void error(const std::string& key, const std::string& text) {
+    errors->push_back({s.origin(key), "`" + key + "` " + text});
+  }
+
+  void no_effect(const std::string& key, const std::string& why) {
+    if (!s.is_given(key)) return;
+    auto* list = s.no_effect_is_error ? errors : warnings;
+    list->push_back({s.origin(key), "`" + key + "` has no effect: " + why});
+  }
+
+  std::string stage_is() const {
+    return "`zero_optimization.stage` is " + std::to_string(s.zero_optimization.stage) + " (" +
+           s.origin(kZero + "stage") + ")";
+  }
+
+  void precision() {
+    if (s.fp16_enabled)
+      error("fp16.enabled",
+            "= true is refused: training in float16 needs loss scaling, which is not there yet; "
+            "use `bf16.enabled` = true, or keep params in fp32");
+  }
+
+  void optimizer() {
+    const std::string mode = "optimizer.params.adam_w_mode";
+    if (s.optimizer.type == "Adam" && !s.is_given(mode)) s.optimizer.adam_w_mode = false;
+    if (s.optimizer.type == "AdamW" && !s.optimizer.adam_w_mode)
+      error(mode, "= false contradicts `optimizer.type` = \"AdamW\" (" + s.origin("optimizer.type") +
+                      "); write type = \"Adam\"");
+  }
+
+  void stage_keys() {
+    const int64_t stage = s.zero_optimization.stage;
+    if (stage < 3) {
+      for (const char* key :
+           {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance"})
+        no_effect(kZero + key, below_stage_3());
+    }
+    if (stage < 2)
+      no_effect(kZero + "accumulate_locally",
+                stage_is() + ", and stages 0 and 1 always accumulate locally; remove it or set stage to 2 or 3");
+  }
+
+  std::string below_stage_3() const {
+    return stage_is() + " and params are sharded only at stage 3; remove it or set stage = 3";
+  }
+
+  void offload_param() {
+    OffloadParamSettings& p = s.zero_optimization.offload_param;
+    if (p.device != OffloadDevice::kNone && s.zero_optimization.stage < 3) {
+      no_effect(kParam + "device", below_stage_3());
+      p.device = OffloadDevice::kNone;  // what remains after a warning must be what happens
+      return;                           // the section's other keys would only repeat it
+    }
+    tier_keys(kParam, p.device, p.nvme_path, {"buffer_count", "buffer_size", "max_in_cpu"});
+  }
+
+  void offload_optimizer() {
+    const OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
+    tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "fast_init"});
+  }
+
+  void tier_keys(const std::string& section, OffloadDevice device, const std::string& nvme_path,
+                 const std::vector<std::string>& nvme_keys) {
+    const std::string at = "`" + section + "device` is ";
+    const std::string origin = " (" + s.origin(section + "device") + ")";
+    if (device == OffloadDevice::kNone) no_effect(section + "pin_memory", at + "\"none\"" + origin);
+    if (device == OffloadDevice::kNvme) {
+      if (nvme_path.empty()) error(section + "device", "= \"nvme\" needs `" + section + "nvme_path`, a directory");
+      return;
+    }
+    const std::string is = at + (device == OffloadDevice::kCpu ? "\"cpu\"" : "\"none\"") + origin + ", not \"nvme\"";
+    no_effect(section + "nvme_path", is);
+    for (const std::string& key : nvme_keys) no_effect(section + key, is);
+  }
+};
+
+}  // namespace
+
+void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* errors,
+                          std::vector<ManifestFinding>* warnings) {
+  Rules rules{*settings, errors, warnings};
+  rules.precision();
+  rules.optimizer();
+  rules.stage_keys();
+  rules.offload_optimizer();
+  rules.offload_param();
+}
+
+}  // namespace strata

@@ -1,0 +1,84 @@
+#include "core/plan.h"
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+namespace strata {
+
+namespace {
+const char* const kTierNames[] = {"device", "cpu", "nvme"};
+
+uint64_t mem_total() {
+  std::ifstream in("/proc/meminfo");
+  std::string key;
+  uint64_t kib = 0;
+  while (in >> key >> kib) {
+    if (key == "MemTotal:") return kib * 1024;
+    in.ignore(256, '\n');
+  }
+  return 0;
+}
+}  // namespace
+
+std::string bytes_text(uint64_t bytes) {
+  static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 4) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.2f %s (%llu bytes)", value, units[unit],
+                static_cast<unsigned long long>(bytes));
+  return text;
+}
+
+uint64_t Plan::in(TierKind tier) const {
+  uint64_t sum = 0;
+  for (const PlanItem& item : items) sum += item.tier == tier ? item.bytes : 0;
+  return sum;
+}
+
+std::vector<std::string> Plan::lines() const {
+  std::vector<std::string> lines;
+  for (const PlanItem& item : items) {
+    lines.push_back(std::string(kTierNames[item.tier]) + ": " + item.what + " " + bytes_text(item.bytes));
+  }
+  for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
+    if (in(tier) > 0) lines.push_back(std::string(kTierNames[tier]) + ": in all " + bytes_text(in(tier)));
+  }
+  return lines;
+}
+
+uint64_t host_limit(int64_t configured, std::string* origin) {
+  if (configured > 0) {
+    *origin = "host_memory_limit";
+    return static_cast<uint64_t>(configured);
+  }
+  const uint64_t total = mem_total();
+  std::ifstream in("/sys/fs/cgroup/memory.max");
+  uint64_t cgroup = 0;
+  if (in >> cgroup && cgroup < total) {
+    *origin = "the cgroup's memory.max";
+    return cgroup;
+  }
+  *origin = "MemTotal";
+  return total;
+}
+
+Status Plan::check_host(bool device_in_ram, int local_world, int64_t configured_limit) const {
+  std::string origin;
+  const uint64_t limit = host_limit(configured_limit, &origin);
+  const uint64_t ranks = static_cast<uint64_t>(local_world);
+  const uint64_t need = (in(kCpuTier) + (device_in_ram ? in(kDeviceTier) : 0)) * ranks;
+  if (limit == 0 || need <= limit) return Ok();
+  std::ostringstream text;
+  text << "the plan needs " << bytes_text(need) << " of host memory for " << ranks << " rank(s) of this machine, "
+       << origin << " allows " << bytes_text(limit)
+       << ": use more ranks or a higher stage, move state to nvme, or set host_memory_limit";
+  return {STRATA_RESOURCE_EXHAUSTED, text.str()};
+}
+
+}  // namespace strata

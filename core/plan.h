@@ -1,0 +1,38 @@
+// plan.h - every byte a rank will allocate, known, printed and checked before the first large allocation.
+//
+// The numbers come from the same size functions the allocations use, so the plan cannot drift from the run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/counters.h"
+#include "core/status.h"
+
+namespace strata {
+
+struct PlanItem {
+  std::string what;
+  TierKind tier;
+  uint64_t bytes;
+};
+
+struct Plan {
+  std::vector<PlanItem> items;
+  void add(std::string what, TierKind tier, uint64_t bytes) {
+    if (bytes > 0) items.push_back({std::move(what), tier, bytes});
+  }
+  uint64_t in(TierKind tier) const;
+  // One line per item and one per tier, for the log.
+  std::vector<std::string> lines() const;
+  // Host RAM of the ranks of this machine against its limit. `device_in_ram`: the device tier is RAM, too.
+  Status check_host(bool device_in_ram, int local_world, int64_t configured_limit) const;
+};
+
+// host_memory_limit, else the cgroup's limit, else MemTotal; `origin` says which.
+uint64_t host_limit(int64_t configured, std::string* origin);
+
+std::string bytes_text(uint64_t bytes);  // "1.25 GiB (1342177280 bytes)"
+
+}  // namespace strata

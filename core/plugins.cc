@@ -1,0 +1,357 @@
+#include "core/plugins.h"
+
+// Boost.DLL: header-only with the standard filesystem, which wants <vector> included first.
+#define BOOST_DLL_USE_STD_FS
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <boost/dll/shared_library.hpp>
+#include <cstdlib>
+
+#include "core/elf_preflight.h"
+#include "core/nearest.h"
+#include "core/plugin_slots.h"
+#include "core/plugin_toml.h"
+
+namespace strata {
+namespace fs = std::filesystem;
+
+struct PluginSet::Plugin {
+  PluginToml toml;
+  bool asked = false;  // somebody wanted its options or its tables
+
+  std::vector<PluginOption> values;  // merged; the flat list points into them
+  std::vector<strata_option> flat;
+  strata_options list{};
+
+  boost::dll::shared_library library;
+  const strata_plugin* descriptor = nullptr;      // NULL: not loaded yet
+  std::map<std::string, CompletedTable> tables;   // by interface id
+  std::map<std::string, const void*> raw_tables;  // interfaces the core does not know, as the plugin gave them
+};
+
+namespace {
+
+Status refuse(const PluginToml& toml, const std::string& text) {
+  return {STRATA_FAILED_PRECONDITION, "plugin " + toml.id + " (" + toml.library.string() + "): " + text};
+}
+
+std::string join(const std::vector<std::string>& words) {
+  std::string all;
+  for (const std::string& word : words) all += (all.empty() ? "" : ", ") + word;
+  return all.empty() ? "nothing" : all;
+}
+
+// The loader's own words out of Boost.DLL's text, whose error code is always a wrong one.
+std::string loader_text(const std::string& what) {
+  const std::string mark = "dlerror system message: ";
+  const size_t at = what.find(mark), end = what.rfind(')');
+  if (at == std::string::npos || end == std::string::npos) return what;
+  return what.substr(at + mark.size(), end - at - mark.size());
+}
+
+// What the TOML promises about this host, checked before anything is mapped.
+Status check_requirements(const PluginToml& toml) {
+  if (toml.abi_major != STRATA_ABI_MAJOR)
+    return refuse(toml, "is built for ABI major " + std::to_string(toml.abi_major) + ", this core has " +
+                            std::to_string(STRATA_ABI_MAJOR));
+  if (toml.min_host_minor > STRATA_ABI_MINOR)
+    return refuse(toml, "needs a core of ABI " + std::to_string(STRATA_ABI_MAJOR) + "." +
+                            std::to_string(toml.min_host_minor) + " or newer, this one has " +
+                            std::to_string(STRATA_ABI_MAJOR) + "." + std::to_string(STRATA_ABI_MINOR));
+  for (const std::string& id : toml.host_interfaces) {
+    const std::vector<std::string>& have = host_interface_ids();
+    if (std::find(have.begin(), have.end(), id) == have.end())
+      return refuse(toml, "needs " + id + " from the core, which has " + join(have));
+  }
+  return Ok();
+}
+
+// The library against its own TOML.
+Status check_descriptor(const PluginToml& toml, const strata_plugin* d) {
+  const size_t frozen = offsetof(strata_plugin, get_interface) + sizeof(d->get_interface);
+  if (!d)
+    return refuse(toml, "says it cannot serve a core of ABI " + std::to_string(STRATA_ABI_MAJOR) + "." +
+                            std::to_string(STRATA_ABI_MINOR) + " (its entry returned NULL)");
+  if (d->struct_size < frozen)
+    return refuse(toml, "its descriptor has " + std::to_string(d->struct_size) + " bytes, at least " +
+                            std::to_string(frozen) + " are needed");
+  if (!d->id || !d->version || !d->get_interface)
+    return refuse(toml, std::string("its descriptor has no ") + (!d->id        ? "id"
+                                                                 : !d->version ? "version"
+                                                                               : "get_interface"));
+  if (toml.id != d->id)
+    return refuse(toml, "calls itself \"" + std::string(d->id) + "\", its TOML \"" + toml.id + "\"");
+  if (toml.version != d->version)
+    return refuse(toml, "is version " + std::string(d->version) + ", its TOML says " + toml.version +
+                            ": they are from different builds");
+  return Ok();
+}
+
+strata_option to_c(const PluginOption& option) {
+  strata_option o{};
+  o.struct_size = sizeof o;
+  o.abi_minor = STRATA_ABI_MINOR;
+  o.key = option.key.c_str();
+  o.type = static_cast<strata_option_type>(option.value.index()) + STRATA_OPT_BOOL;
+  o.s = "";
+  if (const auto* b = std::get_if<bool>(&option.value)) o.i = *b ? 1 : 0;
+  if (const auto* i = std::get_if<int64_t>(&option.value)) o.i = *i;
+  if (const auto* f = std::get_if<double>(&option.value)) o.f = *f;
+  if (const auto* s = std::get_if<std::string>(&option.value)) o.s = s->c_str();
+  return o;
+}
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+                              std::string::npos;
+}
+
+}  // namespace
+
+PluginSearch PluginSearch::from_settings(const Settings& settings, const fs::path& library_dir) {
+  PluginSearch search;
+  search.manifest_dir = settings.manifest_dir;
+  for (const std::string& dir : settings.plugins.path) search.directories.push_back(settings.resolve(dir));
+  const char* const environment = secure_getenv("STRATA_PLUGIN_PATH");
+  std::string rest = environment ? environment : "";
+  while (!rest.empty()) {
+    const size_t colon = rest.find(':');
+    const std::string dir = rest.substr(0, colon);
+    rest = colon == std::string::npos ? "" : rest.substr(colon + 1);
+    if (dir.empty()) continue;
+    if (dir.front() == '/') {
+      search.directories.push_back(dir);
+    } else {
+      search.ignored.push_back("STRATA_PLUGIN_PATH entry " + dir + ": not searched, it is no absolute path");
+    }
+  }
+  if (!library_dir.empty()) search.directories.push_back(library_dir / "plugins");
+  return search;
+}
+
+PluginSet::PluginSet(PluginSearch search, std::map<std::string, std::vector<PluginOption>> options)
+    : search_(std::move(search)), given_options_(std::move(options)) {}
+PluginSet::~PluginSet() = default;
+
+Status PluginSet::find_toml(const std::string& name, fs::path* toml) const {
+  std::string tried;
+  std::error_code error;
+  const auto is_there = [&](fs::path candidate) {
+    const fs::path library = fs::path(candidate).replace_extension(".so");
+    if (fs::exists(candidate, error)) {
+      *toml = std::move(candidate);
+      return true;
+    }
+    tried += "\n  " + candidate.string() + ": " + (error ? error.message() : "no such file");
+    if (fs::exists(library, error)) tried += " (" + library.filename().string() + " is there, but not its TOML)";
+    return false;
+  };
+  if (name.find('/') != std::string::npos) {
+    fs::path path = search_.manifest_dir / name;
+    if (path.extension() != ".so" && path.extension() != ".toml") path += ".toml";
+    if (is_there(path.replace_extension(".toml"))) return Ok();
+  } else if (!is_plain_name(name)) {
+    return {STRATA_INVALID_ARGUMENT, "\"" + name + "\" is no plugin id (letters, digits, _ and -) and no path"};
+  } else {
+    for (const fs::path& dir : search_.directories)
+      if (is_there(dir / (name + ".toml"))) return Ok();
+  }
+  for (const std::string& text : search_.ignored) tried += "\n  " + text;
+  return {STRATA_NOT_FOUND, "plugin " + name + " was not found; tried:" + (tried.empty() ? " no directory" : tried)};
+}
+
+Status PluginSet::locate(const std::string& name, Plugin** out) {
+  fs::path path;
+  STRATA_RETURN_IF_ERROR(find_toml(name, &path));
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  std::unique_ptr<Plugin>& slot = plugins_[(error ? path : real).string()];
+  if (!slot) {
+    auto plugin = std::make_unique<Plugin>();
+    Status status = read_plugin_toml(path, &plugin->toml).during("plugin " + name);
+    if (status.ok() && plugin->toml.id != path.stem())
+      status = {STRATA_FAILED_PRECONDITION, "plugin " + name + ": " + path.string() + " has id \"" + plugin->toml.id +
+                                                "\"; a plugin's TOML is named after its id"};
+    if (!status.ok()) {
+      plugins_.erase((error ? path : real).string());
+      return status;
+    }
+    slot = std::move(plugin);
+  }
+  *out = slot.get();
+  return Ok();
+}
+
+Status PluginSet::fill_options(Plugin* plugin) {
+  if (plugin->list.struct_size != 0) return Ok();
+  const auto given = given_options_.find(plugin->toml.id);
+  std::vector<PluginOption> all = given == given_options_.end() ? std::vector<PluginOption>{} : given->second;
+  STRATA_RETURN_IF_ERROR(add_presets(*plugin, &all));
+  STRATA_RETURN_IF_ERROR(merge_plugin_options(plugin->toml, all, &plugin->values));
+  for (const PluginOption& value : plugin->values) plugin->flat.push_back(to_c(value));
+  plugin->list = {sizeof(strata_options), STRATA_ABI_MINOR, plugin->flat.data(), plugin->flat.size(),
+                  sizeof(strata_option)};
+  return Ok();
+}
+
+Status PluginSet::add_presets(const Plugin& plugin, std::vector<PluginOption>* options) {
+  const PluginToml& toml = plugin.toml;
+  for (Preset& preset : presets_) {
+    const auto& provided = toml.interfaces;
+    if (std::find(provided.begin(), provided.end(), preset.interface_id) == provided.end()) continue;
+    if (!toml.find_option(preset.option.key)) continue;
+    preset.taken = true;
+    const auto twice = std::find_if(options->begin(), options->end(),
+                                    [&](const PluginOption& o) { return o.key == preset.option.key; });
+    if (twice == options->end()) {
+      options->push_back(preset.option);
+    } else if (preset.given) {
+      return {STRATA_INVALID_ARGUMENT, twice->where + ": [plugin." + toml.id + "] " + twice->key + " and " +
+                                           preset.from + " (" + preset.option.where + ") say the same thing"};
+    }
+  }
+  return Ok();
+}
+
+Status PluginSet::load(Plugin* plugin) {
+  if (plugin->descriptor) return Ok();
+  const PluginToml& toml = plugin->toml;
+  STRATA_RETURN_IF_ERROR(check_requirements(toml));
+  STRATA_RETURN_IF_ERROR(elf_preflight(toml.library).during("plugin " + toml.id));
+
+  // RTLD_NODELETE: never unmapped, so that function pointers and thread-local destructors of the plugin stay valid
+  // whatever happens to this object.
+  namespace dll = boost::dll;
+  const auto mode =
+      dll::load_mode::rtld_now | dll::load_mode::rtld_local | static_cast<dll::load_mode::type>(RTLD_NODELETE);
+  const strata_plugin* descriptor = nullptr;
+  try {
+    dll::shared_library library(fs::absolute(toml.library), mode);
+    if (!library.has(STRATA_PLUGIN_ENTRY))
+      return refuse(toml, std::string("exports no ") + STRATA_PLUGIN_ENTRY + ": it is no Strata plugin of ABI major " +
+                              std::to_string(STRATA_ABI_MAJOR));
+    auto& entry = library.get<const strata_plugin*(uint32_t)>(STRATA_PLUGIN_ENTRY);
+    descriptor = entry(STRATA_ABI_MINOR);
+    plugin->library = std::move(library);
+  } catch (const std::exception& e) {
+    return refuse(toml, "cannot be loaded: " + loader_text(e.what()));
+  }
+  STRATA_RETURN_IF_ERROR(check_descriptor(toml, descriptor));
+  plugin->descriptor = descriptor;
+  loaded_.push_back(plugin);
+  log_lines_.push_back("plugin " + toml.id + " " + toml.version + ", ABI " + std::to_string(STRATA_ABI_MAJOR) + "." +
+                       std::to_string(std::min(descriptor->abi_minor, STRATA_ABI_MINOR)) + ", " +
+                       join(toml.interfaces) + ", " + toml.library.string());
+  return Ok();
+}
+
+Status PluginSet::find(const std::string& name, const std::string& interface_id, const void** table) {
+  std::lock_guard lock(mutex_);
+  Plugin* plugin = nullptr;
+  STRATA_RETURN_IF_ERROR(locate(name, &plugin));
+  plugin->asked = true;
+  const PluginToml& toml = plugin->toml;
+  if (std::find(toml.interfaces.begin(), toml.interfaces.end(), interface_id) == toml.interfaces.end())
+    return refuse(toml, "provides " + join(toml.interfaces) + ", " + interface_id + " is needed");
+  STRATA_RETURN_IF_ERROR(load(plugin));
+  if (const auto known = plugin->tables.find(interface_id); known != plugin->tables.end()) {
+    *table = known->second.get();
+    return Ok();
+  }
+  const void* raw = plugin->descriptor->get_interface(interface_id.c_str());
+  if (!raw) return refuse(toml, "its TOML promises " + interface_id + ", the library has none");
+  if (!is_known_interface(interface_id)) {
+    *table = plugin->raw_tables[interface_id] = raw;
+    return Ok();
+  }
+  CompletedTable completed;
+  STRATA_RETURN_IF_ERROR(complete_table(toml.id, interface_id, raw, &completed));
+  *table = completed.get();
+  plugin->tables[interface_id] = std::move(completed);
+  return Ok();
+}
+
+Status PluginSet::options(const std::string& name, const strata_options** out) {
+  std::lock_guard lock(mutex_);
+  Plugin* plugin = nullptr;
+  STRATA_RETURN_IF_ERROR(locate(name, &plugin));
+  plugin->asked = true;
+  STRATA_RETURN_IF_ERROR(fill_options(plugin));
+  *out = &plugin->list;
+  return Ok();
+}
+
+Status PluginSet::check_options(const PluginChoices& choices) {
+  std::lock_guard lock(mutex_);
+  std::string lines;
+  const auto add = [&](const Status& status) {
+    if (!status.ok()) lines += (lines.empty() ? "" : "\n") + status.text();
+  };
+  Plugin* plugin = nullptr;
+  std::map<std::string, std::string> name_of;  // id -> how the manifest names it, for those given by path
+  for (const std::string* choice : {&choices.device, &choices.collective, &choices.offload_cpu, &choices.offload_nvme,
+                                    &choices.optimizer, &choices.checkpoint}) {
+    if (choice->find('/') == std::string::npos) continue;
+    const Status status = locate(*choice, &plugin);
+    add(status);
+    if (status.ok()) name_of[plugin->toml.id] = *choice;
+  }
+  for (const auto& [id, given] : given_options_) {
+    const auto named = name_of.find(id);
+    const Status status = locate(named == name_of.end() ? id : named->second, &plugin);
+    const std::string where = given.empty() ? "" : given.front().where + ": ";
+    add(status.ok() ? fill_options(plugin) : Status(status.code(), where + "[plugin." + id + "]: " + status.text()));
+  }
+  return lines.empty() ? Ok() : Status(STRATA_INVALID_ARGUMENT, lines);
+}
+
+Status PluginSet::check_all_used() const {
+  std::lock_guard lock(mutex_);
+  std::string lines;
+  for (const auto& [id, given] : given_options_) {
+    const bool used = std::any_of(plugins_.begin(), plugins_.end(), [&, id = id](const auto& entry) {
+      return entry.second->asked && entry.second->toml.id == id;
+    });
+    if (!used && !given.empty())
+      lines += (lines.empty() ? "" : "\n") + given.front().where + ": [plugin." + id +
+               "] has no effect: this run does not use that plugin";
+  }
+  for (const Preset& preset : presets_) {
+    if (preset.given && !preset.taken)
+      lines += (lines.empty() ? "" : "\n") + preset.option.where + ": " + preset.from +
+               " has no effect: no plugin of this run that serves " + preset.interface_id + " has an option \"" +
+               preset.option.key + "\"";
+  }
+  return lines.empty() ? Ok() : Status(STRATA_INVALID_ARGUMENT, lines);
+}
+
+void PluginSet::preset(const std::string& interface_id, PluginOption option, const std::string& from, bool given) {
+  std::lock_guard lock(mutex_);
+  presets_.push_back({interface_id, std::move(option), from, given});
+}
+
+std::vector<PluginInfo> PluginSet::describe() const {
+  std::lock_guard lock(mutex_);
+  std::vector<PluginInfo> all;
+  for (const Plugin* plugin : loaded_) {
+    PluginInfo info{plugin->toml.id,
+                    plugin->toml.name,
+                    plugin->toml.version,
+                    plugin->toml.file,
+                    plugin->toml.library,
+                    std::min(plugin->descriptor->abi_minor, STRATA_ABI_MINOR),
+                    {}};
+    for (const auto& entry : plugin->tables) info.interfaces.push_back(entry.first);
+    for (const auto& entry : plugin->raw_tables) info.interfaces.push_back(entry.first);
+    all.push_back(std::move(info));
+  }
+  return all;
+}
+
+std::vector<std::string> PluginSet::take_log_lines() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(log_lines_, {});
+}
+
+}  // namespace strata

@@ -1,0 +1,123 @@
+// settings.h - everything a training manifest says, as one plain struct.
+//
+// Filled by read_manifest (manifest.h): defaults come from the key table (manifest_keys.cc), which is also the place
+// that documents every key. Names are DeepSpeed's where users know them. A Settings that came out of read_manifest
+// has passed every check that needs the file alone; what needs the world size (batch.h), the plugins (plugins.h) or
+// the model is checked by the engine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "strata/host.h"
+#include "strata/types.h"
+
+namespace strata {
+
+enum class OffloadDevice { kNone, kCpu, kNvme };
+
+// One line of [plugin.NAME]; checked against that plugin's own TOML by PluginSet.
+struct PluginOption {
+  std::string key;
+  std::variant<bool, int64_t, double, std::string> value;
+  std::string where;  // "zero3.toml:12:1", for errors
+};
+
+// Which plugin serves which role: an id looked up by the search order of plugins.h, or a path (with a '/').
+struct PluginChoices {
+  std::string device, collective, offload_cpu, offload_nvme, optimizer, checkpoint;
+  std::vector<std::string> path;  // extra directories to search, relative to the manifest
+};
+
+struct OptimizerSettings {
+  std::string type;  // "AdamW" or "Adam", as written
+  double lr = 0, eps = 0, weight_decay = 0;
+  std::array<double, 2> betas{};
+  bool adam_w_mode = false;  // decoupled decay; false: decay is added to the gradient
+  std::string state_layout;  // "whole" or "split"
+};
+
+struct OffloadOptimizerSettings {
+  OffloadDevice device = OffloadDevice::kNone;
+  bool pin_memory = false;
+  // device = "nvme" only
+  std::string nvme_path;  // relative to the manifest's directory; see Settings::resolve
+  int64_t buffer_count = 0;
+  bool fast_init = false;
+};
+
+struct OffloadParamSettings {
+  OffloadDevice device = OffloadDevice::kNone;
+  bool pin_memory = false;
+  // device = "nvme" only
+  std::string nvme_path;
+  int64_t buffer_count = 0;
+  int64_t buffer_size = 0;  // elements
+  int64_t max_in_cpu = 0;   // elements
+};
+
+// Sizes are in elements unless said otherwise.
+struct ZeroSettings {
+  int64_t stage = 0;
+  bool overlap_comm = false;
+  bool contiguous_gradients = false;
+  int64_t reduce_bucket_size = 0;
+  int64_t prefetch_bucket_size = 0;
+  int64_t param_persistence_threshold = 0;
+  int64_t max_live_parameters = 0;
+  int64_t max_reuse_distance = 0;
+  int64_t sub_group_size = 0;
+  bool accumulate_locally = false;
+  bool gather_16bit_weights_on_model_save = false;
+  OffloadOptimizerSettings offload_optimizer;
+  OffloadParamSettings offload_param;
+};
+
+struct Settings {
+  // 0: not given. resolve_batch (batch.h) fills all three once the world size is known.
+  int64_t train_batch_size = 0;
+  int64_t train_micro_batch_size_per_gpu = 0;
+  int64_t gradient_accumulation_steps = 0;
+
+  int64_t steps_per_print = 0;
+  double gradient_clipping = 0;              // 0: off
+  strata_dtype communication_data_type = 0;  // 0: the param's own
+  bool wall_clock_breakdown = false;
+  double deadline_seconds = 0;
+  int64_t host_memory_limit = 0;  // bytes; 0: the cgroup's limit, else MemTotal
+  int64_t threads = 0;            // worker threads per rank; 0: cores / local ranks
+  strata_log_level log_level = STRATA_LOG_INFO;
+  bool no_effect_is_error = true;  // no_effect_keys = "error"; false: such keys are warnings
+
+  bool bf16_enabled = false;
+  bool fp16_enabled = false;  // always false: training with loss scaling is refused
+
+  PluginChoices plugins;
+  std::map<std::string, std::vector<PluginOption>> plugin_options;  // [plugin.NAME], by NAME
+  OptimizerSettings optimizer;
+  ZeroSettings zero_optimization;
+
+  // Where the manifest came from: the name used in errors, and the directory relative paths start at.
+  std::string manifest_name;
+  std::string manifest_dir;  // "." when the manifest was given as text
+
+  // Full path of every key the user gave -> where ("zero3.toml:3:1" or "override"); defaults are not in it.
+  std::map<std::string, std::string> given;
+
+  bool is_given(const std::string& key) const { return given.count(key) != 0; }
+  // For errors: "zero3.toml:3:1", or "default".
+  std::string origin(const std::string& key) const {
+    const auto it = given.find(key);
+    return it == given.end() ? "default" : it->second;
+  }
+  // A path of the manifest as the process must open it.
+  std::string resolve(const std::string& path) const {
+    return path.empty() || path.front() == '/' ? path : manifest_dir + "/" + path;
+  }
+};
+
+}  // namespace strata

@@ -1,0 +1,283 @@
+#include "core/snapshot.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <unordered_map>
+
+namespace strata {
+
+namespace {
+
+constexpr uint64_t kLoadElements = 1u << 18;  // read from the file at once
+const char kUnitStep[] = "strata.unit_step/";
+const char kHostMeta[] = "host/";
+
+strata_option option(const char* key, strata_option_type type) {
+  strata_option o{};
+  o.struct_size = sizeof(o);
+  o.key = key;
+  o.type = type;
+  return o;
+}
+
+bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
+
+}  // namespace
+
+// Owns the strings and tables that strata_ckpt_save_args points into.
+struct Snapshot::Description {
+  Snapshot& snapshot;
+  std::vector<std::pair<uint32_t, uint32_t>> places;  // (unit, segment) of each entry of `segments`
+  std::deque<std::vector<strata_ckpt_array>> arrays;
+  std::vector<strata_ckpt_segment> segments;
+  std::vector<strata_ckpt_param> params;
+  std::deque<std::string> texts;
+  std::vector<strata_option> meta;
+  strata_ckpt_save_args args{};
+
+  Description(Snapshot& s, bool weights_only);
+  void add_run(const RunState& run);
+  const strata_ckpt_save_args* finish(const char* root, const char* tag);
+
+  static strata_status STRATA_CALL read(void* ctx, uint64_t segment, uint64_t array, uint64_t offset, uint64_t count,
+                                        void* dst) {
+    auto& self = *static_cast<Description*>(ctx);
+    const auto [u, i] = self.places[segment];
+    const Segment& s = self.snapshot.layout_.units[u].segments[i];
+    const uint64_t first = offset - self.snapshot.layout_.owned(s).begin;
+    return keep_failure(self.snapshot.tensors_.export_owned(u, i, self.arrays[segment][array].name, first, count, dst));
+  }
+};
+
+Snapshot::Description::Description(Snapshot& s, bool weights_only) : snapshot(s) {
+  const Layout& layout = s.layout_;
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> index;
+  for (uint32_t u = 0; u < layout.units.size(); ++u) {
+    for (uint32_t i = 0; i < layout.units[u].segments.size(); ++i) {
+      const Segment& seg = layout.units[u].segments[i];
+      auto& list = arrays.emplace_back();
+      list.push_back({sizeof(strata_ckpt_array), STRATA_ABI_MINOR, "weight", seg.dtype, 0});
+      if (seg.trainable && !weights_only) {
+        const auto& optim = s.states_.layout_of(seg);
+        for (uint32_t a = 0; a < optim.canonical_count; ++a) {
+          list.push_back({sizeof(strata_ckpt_array), STRATA_ABI_MINOR, optim.canonical[a], STRATA_F32, 0});
+        }
+      }
+      const Range mine = seg.slice(layout.rank);
+      index[{u, i}] = segments.size();
+      places.emplace_back(u, i);
+      segments.push_back({sizeof(strata_ckpt_segment), STRATA_ABI_MINOR, seg.name.c_str(), seg.elements, mine.begin,
+                          mine.size(), list.data(), list.size(), sizeof(strata_ckpt_array)});
+    }
+  }
+  const auto& all = s.registry_.params;
+  for (uint32_t id = 0; id < all.size(); ++id) {
+    const Param& p = all[id];
+    strata_ckpt_param out{};
+    out.struct_size = sizeof(out);
+    out.name = p.name.c_str();
+    out.dtype = p.dtype;
+    out.ndim = static_cast<int32_t>(p.shape.size());
+    out.shape = p.shape.data();
+    out.segment = p.owner == id ? index[{p.home, p.segment}] : STRATA_NO_SEGMENT;
+    out.offset = p.owner == id ? p.offset : 0;
+    out.alias_of = p.owner == id ? nullptr : all[p.owner].name.c_str();
+    params.push_back(out);
+  }
+}
+
+void Snapshot::Description::add_run(const RunState& run) {
+  auto add_int = [this](const std::string& key, uint64_t value) {
+    strata_option o = option(texts.emplace_back(key).c_str(), STRATA_OPT_INT);
+    o.i = static_cast<int64_t>(value);
+    meta.push_back(o);
+  };
+  add_int("strata.steps", run.steps);
+  add_int("strata.applied_steps", run.applied);
+  add_int("strata.skipped_steps", run.skipped);
+  add_int("strata.stage", static_cast<uint64_t>(snapshot.layout_.stage));
+  for (size_t u = 0; u < run.unit_steps.size(); ++u) {
+    add_int(kUnitStep + snapshot.registry_.units[u].name, run.unit_steps[u]);
+  }
+  for (const auto& [key, value] : run.meta) {
+    strata_option o = option(texts.emplace_back(kHostMeta + key).c_str(), STRATA_OPT_STRING);
+    o.s = texts.emplace_back(value).c_str();
+    meta.push_back(o);
+  }
+}
+
+const strata_ckpt_save_args* Snapshot::Description::finish(const char* root, const char* tag) {
+  args.struct_size = sizeof(args);
+  args.root = root;
+  args.tag = tag;
+  args.rank = snapshot.layout_.rank;
+  args.world = snapshot.layout_.world;
+  args.segments = segments.data();
+  args.segment_count = segments.size();
+  args.segment_stride = sizeof(strata_ckpt_segment);
+  args.params = params.data();
+  args.param_count = params.size();
+  args.param_stride = sizeof(strata_ckpt_param);
+  args.meta = meta.data();
+  args.meta_count = meta.size();
+  args.meta_stride = sizeof(strata_option);
+  args.read = read;
+  args.read_ctx = this;
+  return &args;
+}
+
+Snapshot::Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, Agreement& agreement,
+                   CommQueue& queue, Weights& weights, States& states, Tensors& tensors)
+    : registry_(registry),
+      layout_(layout),
+      checkpoint_(checkpoint),
+      agreement_(agreement),
+      queue_(queue),
+      weights_(weights),
+      states_(states),
+      tensors_(tensors) {}
+
+Status Snapshot::barrier(const std::string& what) {
+  CommOp op;
+  op.kind = CommOp::Kind::kBarrier;
+  op.tag = 6ull << 32;
+  op.label = what;
+  return queue_.run(std::move(op));
+}
+
+// ---- saving ------------------------------------------------------------------------------------------------------
+
+Status Snapshot::save(const std::string& root, const std::string& tag, const RunState& run) {
+  const std::string what = "save of \"" + root + "/" + tag + "\"";
+  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere(fnv1a(what.data(), what.size()), what));
+  Description description(*this, false);
+  description.add_run(run);
+  strata_ckpt_save* save = nullptr;
+  const auto* api = checkpoint_.api();
+  Status written = take_failure(
+      api->write(checkpoint_.self(), description.finish(root.c_str(), tag.c_str()), &save));
+  Status all = agreement_.all_ok(written, what);
+  if (!all.ok()) {
+    if (save) api->abandon(checkpoint_.self(), save);
+    return all.during(what);
+  }
+  // Rank 0 publishes; the others learn whether it did.
+  Status published = take_failure(api->commit(checkpoint_.self(), save));
+  return agreement_.all_ok(published, what).during(what);
+}
+
+Status Snapshot::export_weights(const std::string& path) {
+  const std::string what = "export of \"" + path + "\"";
+  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere(fnv1a(what.data(), what.size()), what));
+  const size_t slash = path.rfind('/');
+  const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const std::string file = slash == std::string::npos ? path : path.substr(slash + 1);
+  Description description(*this, true);
+  const strata_ckpt_save_args* args = description.finish(dir.c_str(), file.c_str());
+  strata_ckpt_save* save = nullptr;
+  const auto* api = checkpoint_.api();
+  for (uint32_t phase = 0; phase < 2; ++phase) {
+    Status mine = take_failure(api->export_weights(checkpoint_.self(), args, phase, &save));
+    Status all = agreement_.all_ok(mine, what);
+    if (!all.ok()) {
+      if (save) api->abandon(checkpoint_.self(), save);
+      return all.during(what);
+    }
+  }
+  Status published = take_failure(api->commit(checkpoint_.self(), save));
+  return agreement_.all_ok(published, what).during(what);
+}
+
+// ---- loading -----------------------------------------------------------------------------------------------------
+
+Status Snapshot::load(const std::string& root, const char* tag, RunState* run) {
+  const std::string what = "load of \"" + root + "/" + (tag ? tag : "(latest)") + "\"";
+  const auto* api = checkpoint_.api();
+  strata_ckpt_load* load = nullptr;
+  strata_ckpt_info info{};
+  info.struct_size = sizeof(info);
+  Status mine = take_failure(api->load_open(checkpoint_.self(), root.c_str(), tag, &load));
+  if (mine.ok()) mine = take_failure(api->load_info(load, &info));
+  if (mine.ok()) mine = load_run(info, run);
+  Status all = agreement_.all_ok(mine, what);
+  if (all.ok()) all = agreement_.same_everywhere(fnv1a(info.tag, std::strlen(info.tag)), what + " (tag)");
+  if (all.ok()) all = agreement_.all_ok(load_tensors(load, info), what);
+  if (load) api->load_close(load);
+  return all.during(what);
+}
+
+Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
+  RunState found;
+  found.unit_steps.assign(registry_.units.size(), 0);
+  std::unordered_map<std::string, size_t> units;
+  for (size_t u = 0; u < registry_.units.size(); ++u) units[registry_.units[u].name] = u;
+  for (uint64_t k = 0; k < info.meta_count; ++k) {
+    const auto& o = *reinterpret_cast<const strata_option*>(reinterpret_cast<const char*>(info.meta) + k * info.meta_stride);
+    const std::string key = o.key;
+    if (key == "strata.steps") found.steps = static_cast<uint64_t>(o.i);
+    if (key == "strata.applied_steps") found.applied = static_cast<uint64_t>(o.i);
+    if (key == "strata.skipped_steps") found.skipped = static_cast<uint64_t>(o.i);
+    if (starts_with(key, kUnitStep)) {
+      const auto it = units.find(key.substr(sizeof(kUnitStep) - 1));
+      if (it != units.end()) found.unit_steps[it->second] = static_cast<uint64_t>(o.i);
+    }
+    if (starts_with(key, kHostMeta)) found.meta[key.substr(sizeof(kHostMeta) - 1)] = o.s;
+  }
+  *run = std::move(found);
+  return Ok();
+}
+
+Status Snapshot::load_tensors(strata_ckpt_load* load, const strata_ckpt_info& info) {
+  auto param_at = [&info](uint64_t k) -> const strata_ckpt_param& {
+    return *reinterpret_cast<const strata_ckpt_param*>(reinterpret_cast<const char*>(info.params) + k * info.param_stride);
+  };
+  std::unordered_map<std::string, uint64_t> by_name;
+  for (uint64_t k = 0; k < info.param_count; ++k) by_name[param_at(k).name] = k;
+  for (uint32_t id = 0; id < registry_.params.size(); ++id) {
+    const Param& p = registry_.params[id];
+    if (p.owner != id) continue;
+    auto it = by_name.find(p.name);
+    if (it != by_name.end() && param_at(it->second).alias_of) it = by_name.find(param_at(it->second).alias_of);
+    if (it == by_name.end()) return {STRATA_NOT_FOUND, "param \"" + p.name + "\" is not in the checkpoint"};
+    const strata_ckpt_param& saved = param_at(it->second);
+    const bool same_shape = saved.ndim == static_cast<int32_t>(p.shape.size()) &&
+                            std::equal(p.shape.begin(), p.shape.end(), saved.shape);
+    if (!same_shape || saved.dtype != p.dtype) {
+      return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": shape or dtype in the checkpoint (" +
+                                           dtype_name(saved.dtype) + ") differs from the registered one (" +
+                                           dtype_name(p.dtype) + ")"};
+    }
+    STRATA_RETURN_IF_ERROR(load_param(load, it->second, p).during("param \"" + p.name + "\""));
+  }
+  return Ok();
+}
+
+// Fills everything this rank holds of a param: the weight where it is kept whole, and its part of every array.
+Status Snapshot::load_param(strata_ckpt_load* load, uint64_t index, const Param& p) {
+  const Segment& s = layout_.units[p.home].segments[p.segment];
+  const auto* api = checkpoint_.api();
+  if (layout_.is_whole(p.home) && p.numel > 0) {
+    char* weight = weights_.whole(p.home, p.segment) + p.offset * dtype_size(s.dtype);
+    STRATA_RETURN_IF_ERROR(take_failure(api->load_read(load, index, "weight", 0, p.numel, weight)));
+  }
+  const Range owned = layout_.owned(s), mine = intersect(owned, {p.offset, p.offset + p.numel});
+  std::vector<std::string> arrays = {"weight"};
+  if (s.trainable) {
+    const auto& optim = states_.layout_of(s);
+    arrays.insert(arrays.end(), optim.canonical, optim.canonical + optim.canonical_count);
+  }
+  std::vector<char> buffer(std::min(kLoadElements, mine.size()) * sizeof(float));
+  for (const std::string& array : arrays) {
+    for (uint64_t at = mine.begin; at < mine.end; at += kLoadElements) {
+      const uint64_t count = std::min(kLoadElements, mine.end - at);
+      STRATA_RETURN_IF_ERROR(
+          take_failure(api->load_read(load, index, array.c_str(), at - p.offset, count, buffer.data())));
+      STRATA_RETURN_IF_ERROR(
+          tensors_.import_owned(p.home, p.segment, array, at - owned.begin, count, buffer.data()));
+    }
+  }
+  return weights_.invalidate(p.home);
+}
+
+}  // namespace strata

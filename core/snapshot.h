@@ -1,0 +1,50 @@
+// snapshot.h - checkpoints: what the engine hands to the checkpoint plugin, and what it takes back.
+//
+// Saving: every rank writes its slices, all agree that all did, rank 0 publishes. Loading: every rank reads the element
+// ranges it owns, whatever the saving run's world size and stage were. Between steps, with no update under way.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/agreement.h"
+#include "core/backends.h"
+#include "core/tensors.h"
+
+namespace strata {
+
+// What travels beside the tensors.
+struct RunState {
+  uint64_t steps = 0, applied = 0, skipped = 0;
+  std::vector<uint64_t> unit_steps;          // by registered unit
+  std::map<std::string, std::string> meta;   // the host's own
+};
+
+class Snapshot {
+ public:
+  Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, Agreement& agreement,
+           CommQueue& queue, Weights& weights, States& states, Tensors& tensors);
+
+  Status save(const std::string& root, const std::string& tag, const RunState& run);
+  Status load(const std::string& root, const char* tag, RunState* run);
+  Status export_weights(const std::string& path);
+
+ private:
+  struct Description;  // the arrays behind strata_ckpt_save_args
+  Status barrier(const std::string& what);
+  Status load_tensors(strata_ckpt_load* load, const strata_ckpt_info& info);
+  Status load_param(strata_ckpt_load* load, uint64_t index, const Param& p);
+  Status load_run(const strata_ckpt_info& info, RunState* run) const;
+
+  const Registry& registry_;
+  const Layout& layout_;
+  const Checkpoint& checkpoint_;
+  Agreement& agreement_;
+  CommQueue& queue_;
+  Weights& weights_;
+  States& states_;
+  Tensors& tensors_;
+};
+
+}  // namespace strata

@@ -1,0 +1,183 @@
+#include "core/tensors.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace strata {
+
+Tensors::Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
+                 const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients,
+                 States& states)
+    : registry_(registry),
+      layout_(layout),
+      device_(device),
+      optimizer_(optimizer),
+      collective_(collective),
+      queue_(queue),
+      weights_(weights),
+      gradients_(gradients),
+      states_(states) {}
+
+Status Tensors::allocate() {
+  return Memory::for_collectives(collective_, kStagingBytes, &staging_).during("tensor staging");
+}
+
+std::vector<Tensors::Piece> Tensors::cut(const Param& p) const {
+  const Segment& s = layout_.units[p.home].segments[p.segment];
+  const uint64_t most = kStagingBytes / sizeof(float);
+  std::vector<Piece> pieces;
+  for (uint64_t at = 0; at < p.numel;) {
+    const uint64_t begin = p.offset + at;
+    const uint64_t owner = begin / s.shard;
+    const uint64_t end = std::min({p.offset + p.numel, (owner + 1) * s.shard, begin + most});
+    pieces.push_back({{begin, end}, at, static_cast<int>(owner)});
+    at += end - begin;
+  }
+  return pieces;
+}
+
+Status Tensors::check_tensor(const Param& p, const strata_tensor& t, bool fp32_only) const {
+  const std::string who = "param \"" + p.name + "\"";
+  bool same = t.ndim == static_cast<int32_t>(p.shape.size());
+  for (int32_t i = 0; same && i < t.ndim; ++i) same = t.shape && t.shape[i] == p.shape[static_cast<size_t>(i)];
+  if (!same) return {STRATA_INVALID_ARGUMENT, who + ": the tensor's shape differs from the param's"};
+  if (t.dtype != STRATA_F32 && (fp32_only || t.dtype != p.dtype)) {
+    return {STRATA_INVALID_ARGUMENT, who + ": the tensor must be fp32" +
+                                         (fp32_only ? std::string() : std::string(" or ") + dtype_name(p.dtype)) +
+                                         ", not " + dtype_name(t.dtype)};
+  }
+  if (t.device_type != STRATA_CPU) return {STRATA_INVALID_ARGUMENT, who + ": the tensor must lie in CPU memory"};
+  if (!t.data && p.numel > 0) return {STRATA_INVALID_ARGUMENT, who + ": the tensor's data is NULL"};
+  return Ok();
+}
+
+Status Tensors::broadcast(const Param& p, const Piece& piece, strata_dtype dtype, int root) {
+  if (layout_.world == 1) return Ok();
+  CommOp op;
+  op.kind = CommOp::Kind::kBroadcast;
+  op.root = root;
+  op.tag = (5ull << 32) | p.owner;
+  op.label = "transfer of param \"" + p.name + "\"";
+  op.items.push_back(coll_item(staging_.at(0), dtype, staging_.at(0), dtype, piece.segment.size()));
+  return queue_.run(std::move(op));
+}
+
+// ---- writing -----------------------------------------------------------------------------------------------------
+
+Status Tensors::write(uint32_t param, const strata_tensor* value, int32_t root) {
+  const Param& p = registry_.owner_of(param);
+  const bool mine = root == layout_.rank;
+  if (root < 0 || root >= layout_.world) {
+    return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": there is no rank " + std::to_string(root)};
+  }
+  if (mine && !value) return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": the root passes no value"};
+  if (mine) STRATA_RETURN_IF_ERROR(check_tensor(p, *value, false));
+  for (const Piece& piece : cut(p)) {
+    // Values travel as fp32, which holds every weight dtype exactly.
+    if (mine) {
+      const char* from = static_cast<const char*>(value->data) + piece.begin * dtype_size(value->dtype);
+      STRATA_RETURN_IF_ERROR(device_.cast(staging_.at(0), STRATA_F32, from, value->dtype, piece.segment.size(),
+                                          STRATA_ROUND_EVEN));
+    }
+    STRATA_RETURN_IF_ERROR(broadcast(p, piece, STRATA_F32, root));
+    STRATA_RETURN_IF_ERROR(keep(p, piece));
+  }
+  return weights_.invalidate(p.home);
+}
+
+// Stores the staged fp32 values: this rank's part of the state, and the weight wherever this rank holds it.
+Status Tensors::keep(const Param& p, const Piece& piece) {
+  const Segment& s = layout_.units[p.home].segments[p.segment];
+  if (layout_.is_whole(p.home)) {
+    char* weight = weights_.whole(p.home, p.segment) + piece.segment.begin * dtype_size(s.dtype);
+    STRATA_RETURN_IF_ERROR(
+        device_.cast(weight, s.dtype, staging_.at(0), STRATA_F32, piece.segment.size(), STRATA_ROUND_AWAY));
+  }
+  const Range owned = layout_.owned(s), part = intersect(owned, piece.segment);
+  if (part.size() == 0) return Ok();
+  const char* from = staging_.at((part.begin - piece.segment.begin) * sizeof(float));
+  const uint64_t first = part.begin - owned.begin;
+  if (s.trainable && states_.canonical_index(s, "master") >= 0) {
+    return import_owned(p.home, p.segment, "master", first, part.size(), from);
+  }
+  std::vector<char> native(part.size() * dtype_size(s.dtype));
+  STRATA_RETURN_IF_ERROR(device_.cast(native.data(), s.dtype, from, STRATA_F32, part.size(), STRATA_ROUND_AWAY));
+  return import_weight(p.home, p.segment, first, part.size(), native.data());
+}
+
+Status Tensors::import_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                             const void* in) {
+  if (array == "weight") return import_weight(unit, segment, first, count, static_cast<const char*>(in));
+  const Segment& s = layout_.units[unit].segments[segment];
+  const int index = s.trainable ? states_.canonical_index(s, array) : -1;
+  if (index < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
+  return states_.visit(unit, segment, first, count, true, [&](const strata_optim_args& args, uint64_t at) {
+    return optimizer_.import_array(args, static_cast<uint32_t>(index), static_cast<const float*>(in) + (at - first));
+  });
+}
+
+Status Tensors::import_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const char* in) {
+  const Segment& s = layout_.units[unit].segments[segment];
+  const OwnedWeights owned = weights_.owned(unit, segment);
+  const uint64_t size = dtype_size(s.dtype);
+  if (owned.address) {
+    std::memcpy(owned.address + first * size, in, count * size);
+    return Ok();
+  }
+  return weights_.tier().write(*owned.region, owned.offset + first * size, count * size, in, nullptr);
+}
+
+// ---- reading -----------------------------------------------------------------------------------------------------
+
+Status Tensors::read(uint32_t param, const std::string& array, const strata_tensor& out) {
+  const Param& p = registry_.owner_of(param);
+  const Segment& s = layout_.units[p.home].segments[p.segment];
+  const bool weight = array == "weight", grad = array == "grad";
+  if (!weight && (!s.trainable || (!grad && states_.canonical_index(s, array) < 0))) {
+    return {STRATA_NOT_FOUND, "param \"" + p.name + "\" has no array \"" + array + "\""};
+  }
+  STRATA_RETURN_IF_ERROR(check_tensor(p, out, !weight));
+  if (grad) STRATA_RETURN_IF_ERROR(queue_.flush());  // reductions under way end first
+  const strata_dtype dtype = weight ? s.dtype : STRATA_F32;
+  for (const Piece& piece : cut(p)) {
+    const Range owned = layout_.owned(s), part = intersect(owned, piece.segment);
+    if (part.size() == piece.segment.size()) {
+      STRATA_RETURN_IF_ERROR(
+          export_owned(p.home, p.segment, array, part.begin - owned.begin, part.size(), staging_.at(0)));
+    }
+    if (layout_.stage > 0) STRATA_RETURN_IF_ERROR(broadcast(p, piece, dtype, piece.owner));
+    char* to = static_cast<char*>(out.data) + piece.begin * dtype_size(out.dtype);
+    STRATA_RETURN_IF_ERROR(
+        device_.cast(to, out.dtype, staging_.at(0), dtype, piece.segment.size(), STRATA_ROUND_EVEN));
+  }
+  return Ok();
+}
+
+Status Tensors::export_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                             void* out) {
+  const Segment& s = layout_.units[unit].segments[segment];
+  if (array == "weight") return export_weight(unit, segment, first, count, static_cast<char*>(out));
+  if (array == "grad") {
+    const strata_dtype dtype = gradients_.owned_dtype(s);
+    return device_.cast(out, STRATA_F32, gradients_.owned(unit, segment) + first * dtype_size(dtype), dtype, count,
+                        STRATA_ROUND_EVEN);
+  }
+  const int index = s.trainable ? states_.canonical_index(s, array) : -1;
+  if (index < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
+  return states_.visit(unit, segment, first, count, false, [&](const strata_optim_args& args, uint64_t at) {
+    return optimizer_.export_array(args, static_cast<uint32_t>(index), static_cast<float*>(out) + (at - first));
+  });
+}
+
+Status Tensors::export_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out) {
+  const Segment& s = layout_.units[unit].segments[segment];
+  const OwnedWeights owned = weights_.owned(unit, segment);
+  const uint64_t size = dtype_size(s.dtype);
+  if (owned.address) {
+    std::memcpy(out, owned.address + first * size, count * size);
+    return Ok();
+  }
+  return weights_.tier().read(*owned.region, owned.offset + first * size, count * size, out, nullptr);
+}
+
+}  // namespace strata

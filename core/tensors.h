@@ -1,0 +1,58 @@
+// tensors.h - whole tensors in and out: the host writes or reads a param, whoever owns which piece of it.
+//
+// All ranks walk the same pieces: a piece lies in one owner's slice and fits the staging buffer. Writing broadcasts
+// the root's values; each rank keeps what it owns, and everybody the weight where it is kept whole. Reading
+// broadcasts from the owner. Runs with no update under way; host thread.
+#pragma once
+
+#include "core/comm_queue.h"
+#include "core/gradients.h"
+#include "core/states.h"
+
+namespace strata {
+
+class Tensors {
+ public:
+  Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
+          const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients,
+          States& states);
+
+  static constexpr uint64_t kStagingBytes = 4u << 20;
+  Status allocate();
+
+  Status write(uint32_t param, const strata_tensor* value, int32_t root);
+  Status read(uint32_t param, const std::string& array, const strata_tensor& out);
+
+  // Elements [first, first + count) of a segment, which this rank owns: one canonical array or "weight" out ...
+  Status export_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                      void* out);
+  // ... and in. "weight" is in the segment's dtype, arrays are F32; "master" writes the weight, too.
+  Status import_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                      const void* in);
+
+ private:
+  struct Piece {
+    Range segment;   // elements of the segment
+    uint64_t begin;  // the same place in the param
+    int owner;
+  };
+  std::vector<Piece> cut(const Param& p) const;
+  Status check_tensor(const Param& p, const strata_tensor& t, bool fp32_only) const;
+  Status broadcast(const Param& p, const Piece& piece, strata_dtype dtype, int root);
+  Status keep(const Param& p, const Piece& piece);
+  Status export_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out);
+  Status import_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const char* in);
+
+  const Registry& registry_;
+  const Layout& layout_;
+  const Device& device_;
+  const Optimizer& optimizer_;
+  const Collective& collective_;
+  CommQueue& queue_;
+  Weights& weights_;
+  const Gradients& gradients_;
+  States& states_;
+  Memory staging_;
+};
+
+}  // namespace strata

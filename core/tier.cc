@@ -1,0 +1,84 @@
+#include "core/tier.h"
+
+#include <cstring>
+#include <thread>
+
+namespace strata {
+
+void Region::swap(Region& o) {
+  std::swap(tier_, o.tier_);
+  std::swap(id_, o.id_);
+  std::swap(device_memory_, o.device_memory_);
+  std::swap(address_, o.address_);
+  std::swap(bytes_, o.bytes_);
+}
+
+Region::~Region() {
+  if (tier_ && tier_->offload_) tier_->offload_->api()->free(tier_->offload_->self(), id_);
+}
+
+Status Tier::inspect() {
+  if (!offload_) return Ok();
+  strata_offload_caps caps;
+  STRATA_RETURN_IF_ERROR(read_caps(offload_->api(), offload_->self(), &caps));
+  addressable_ = (caps.flags & STRATA_OFFLOAD_ADDRESSABLE) != 0;
+  io_alignment_ = caps.io_alignment ? caps.io_alignment : 1;
+  if (4096 % io_alignment_ != 0) {
+    return {STRATA_UNIMPLEMENTED, "a tier that wants transfers at multiples of " + std::to_string(io_alignment_) +
+                                      " bytes cannot be served: shards are multiples of 4096"};
+  }
+  return Ok();
+}
+
+Status Tier::alloc(uint64_t bytes, const std::string& label, Region* out) const {
+  Region r;
+  r.bytes_ = bytes;
+  if (bytes == 0) {
+    *out = std::move(r);
+    return Ok();
+  }
+  if (!offload_) {
+    STRATA_RETURN_IF_ERROR(Memory::on_device(*device_, bytes, &r.device_memory_).during(label));
+    r.tier_ = this;
+    r.address_ = r.device_memory_.at(0);
+  } else {
+    STRATA_RETURN_IF_ERROR(take_failure(offload_->api()->alloc(offload_->self(), bytes, label.c_str(), &r.id_)));
+    r.tier_ = this;
+    if (addressable_) {
+      void* address = nullptr;
+      STRATA_RETURN_IF_ERROR(take_failure(offload_->api()->map(offload_->self(), r.id_, &address)).during(label));
+      r.address_ = static_cast<char*>(address);
+    }
+  }
+  *out = std::move(r);
+  return Ok();
+}
+
+Status Tier::move(bool write, const Region& region, uint64_t offset, uint64_t bytes, void* buffer,
+                  strata_event* done) const {
+  if (region.address_) {
+    char* there = region.address_ + offset;
+    std::memcpy(write ? there : buffer, write ? buffer : there, bytes);
+    if (done) done->set(Ok());
+    return Ok();
+  }
+  strata_io_args args = {sizeof(args), STRATA_ABI_MINOR, region.id_, offset, bytes, buffer};
+  const auto call = write ? offload_->api()->write : offload_->api()->read;
+  strata_status code;
+  // A full queue drains by itself: the transfers in it have deadlines of their own.
+  while ((code = call(offload_->self(), &args, done)) == STRATA_AGAIN) std::this_thread::yield();
+  return take_failure(code);
+}
+
+Status Tier::read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const {
+  add(counters_->tier_read[kind_], bytes);
+  return move(false, region, offset, bytes, buffer, done);
+}
+
+Status Tier::write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer,
+                   strata_event* done) const {
+  add(counters_->tier_write[kind_], bytes);
+  return move(true, region, offset, bytes, const_cast<void*>(buffer), done);
+}
+
+}  // namespace strata

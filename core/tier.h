@@ -1,0 +1,74 @@
+// tier.h - a place where bytes live: the device itself, or an offload plugin (cpu, nvme). One face for all of them.
+//
+// A region of an addressable tier has an address and is worked on in place: nothing moves and nothing is counted.
+// Any other region is read and written in pieces; those bytes are counted here, once, when the transfer is asked for.
+#pragma once
+
+#include <string>
+
+#include "core/backends.h"
+#include "core/counters.h"
+
+namespace strata {
+
+class Tier;
+
+// Bytes in a tier; freed when it goes.
+class Region {
+ public:
+  Region() = default;
+  Region(Region&& o) noexcept { swap(o); }
+  Region& operator=(Region&& o) noexcept {
+    swap(o);
+    return *this;
+  }
+  ~Region();
+
+  uint64_t bytes() const { return bytes_; }
+  // NULL when the tier is not addressable.
+  char* address() const { return address_; }
+  explicit operator bool() const { return tier_ != nullptr; }
+
+ private:
+  friend class Tier;
+  void swap(Region& o);
+  const Tier* tier_ = nullptr;
+  strata_region id_ = 0;
+  Memory device_memory_;
+  char* address_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+class Tier {
+ public:
+  // The device tier.
+  Tier(const Device& device, Counters& counters) : device_(&device), counters_(&counters) {}
+  // A tier served by an open offload plugin.
+  Tier(TierKind kind, const Offload& offload, Counters& counters)
+      : kind_(kind), offload_(&offload), counters_(&counters) {}
+
+  TierKind kind() const { return kind_; }
+  // Reads what the plugin can do; before the first alloc.
+  Status inspect();
+  bool addressable() const { return addressable_; }
+  uint64_t io_alignment() const { return io_alignment_; }
+
+  // Zeros on an offload plugin, anything on the device. `label` appears in errors.
+  Status alloc(uint64_t bytes, const std::string& label, Region* out) const;
+  // Moves bytes; `done` NULL: done on return.
+  Status read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
+  Status write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer, strata_event* done) const;
+
+ private:
+  friend class Region;
+  Status move(bool write, const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
+
+  TierKind kind_ = kDeviceTier;
+  const Device* device_ = nullptr;
+  const Offload* offload_ = nullptr;
+  Counters* counters_;
+  bool addressable_ = true;
+  uint64_t io_alignment_ = 1;
+};
+
+}  // namespace strata

@@ -1,0 +1,198 @@
+#include "core/toml_doc.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+namespace strata {
+namespace {
+
+using Kind = TomlValue::Kind;
+
+struct Positioned {
+  TomlEntry entry;
+  uint32_t line, column;
+};
+
+bool is_bare(std::string_view key) {
+  return !key.empty() &&
+         std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
+}
+
+std::string join(const std::string& parent, std::string_view key) {
+  std::string name = is_bare(key) ? std::string(key) : '"' + printable(key) + '"';
+  if (!is_bare(key)) std::replace(name.begin(), name.end(), '.', '_');
+  return parent.empty() ? name : parent + "." + name;
+}
+
+TomlValue value_of(const toml::node& node) {
+  TomlValue v;
+  switch (node.type()) {
+    case toml::node_type::boolean:
+      v.kind = Kind::kBool;
+      v.b = node.as_boolean()->get();
+      break;
+    case toml::node_type::integer:
+      v.kind = Kind::kInt;
+      v.i = node.as_integer()->get();
+      break;
+    case toml::node_type::floating_point:
+      v.kind = Kind::kFloat;
+      v.f = node.as_floating_point()->get();
+      break;
+    case toml::node_type::string:
+      v.kind = Kind::kString;
+      v.s = node.as_string()->get();
+      break;
+    case toml::node_type::array:
+      v.kind = Kind::kArray;
+      for (const toml::node& item : *node.as_array()) v.items.push_back(value_of(item));
+      break;
+    case toml::node_type::table:
+      v.kind = Kind::kTable;
+      break;
+    default:
+      v.kind = Kind::kDate;
+      break;
+  }
+  return v;
+}
+
+void flatten(const toml::table& table, const std::string& parent, const std::string& name,
+             std::vector<Positioned>* out) {
+  for (const auto& [key, node] : table) {
+    // Sections opened by their children only have no position of their own: the node's is the best there is.
+    const toml::source_position at = key.source().begin ? key.source().begin : node.source().begin;
+    const std::string path = join(parent, key.str());
+    const std::string where = name + ":" + std::to_string(at.line) + ":" + std::to_string(at.column);
+    out->push_back({{path, value_of(node), where}, at.line, at.column});
+    if (const toml::table* child = node.as_table()) flatten(*child, path, name, out);
+  }
+}
+
+}  // namespace
+
+Status read_text_file(const std::filesystem::path& path, size_t max_bytes, std::string* text) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (status.type() == std::filesystem::file_type::not_found)
+    return {STRATA_NOT_FOUND, path.string() + ": no such file"};
+  if (error) return {STRATA_NOT_FOUND, path.string() + ": " + error.message()};
+  if (status.type() == std::filesystem::file_type::directory)
+    return {STRATA_INVALID_ARGUMENT, path.string() + ": is a directory, a TOML file is wanted"};
+  if (status.type() != std::filesystem::file_type::regular)
+    return {STRATA_INVALID_ARGUMENT, path.string() + ": is not a regular file"};
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return {STRATA_PERMISSION_DENIED, path.string() + ": cannot be opened for reading"};
+  std::string read(max_bytes + 1, '\0');
+  in.read(read.data(), static_cast<std::streamsize>(read.size()));
+  if (in.bad()) return {STRATA_UNAVAILABLE, path.string() + ": cannot be read"};
+  read.resize(static_cast<size_t>(in.gcount()));
+  if (read.size() > max_bytes)
+    return {STRATA_INVALID_ARGUMENT, path.string() + ": is longer than " + std::to_string(max_bytes) + " bytes"};
+  *text = std::move(read);
+  return Ok();
+}
+
+Status parse_toml(const std::string& text, const std::string& name, std::vector<TomlEntry>* entries) {
+  std::vector<Positioned> found;
+  try {
+    flatten(toml::parse(std::string_view(text)), "", name, &found);
+  } catch (const toml::parse_error& e) {
+    const toml::source_position at = e.source().begin;
+    return {STRATA_INVALID_ARGUMENT, name + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": " +
+                                         printable(e.description(), 300)};
+  }
+  std::stable_sort(found.begin(), found.end(), [](const Positioned& a, const Positioned& b) {
+    return a.line != b.line ? a.line < b.line : a.column < b.column;
+  });
+  entries->clear();
+  for (Positioned& p : found) entries->push_back(std::move(p.entry));
+  return Ok();
+}
+
+std::string printable(std::string_view text, size_t limit) {
+  std::string out;
+  for (const unsigned char c : text) {
+    if (out.size() >= limit) return out + "...";
+    char hex[8];
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c < 0x20 || c == 0x7F) {
+      std::snprintf(hex, sizeof hex, "\\x%02x", c);
+      out += hex;
+    } else {
+      out += static_cast<char>(c);
+    }
+  }
+  return out;
+}
+
+std::string show(const TomlValue& value) {
+  switch (value.kind) {
+    case Kind::kBool:
+      return value.b ? "true" : "false";
+    case Kind::kInt:
+      return std::to_string(value.i);
+    case Kind::kFloat: {
+      std::ostringstream text;
+      text.precision(17);
+      text << value.f;
+      // 17 digits are exact but ugly (0.10000000000000001): use the short form when it means the same number.
+      std::ostringstream brief;
+      brief.precision(10);
+      brief << value.f;
+      return std::strtod(brief.str().c_str(), nullptr) == value.f ? brief.str() : text.str();
+    }
+    case Kind::kString:
+      return '"' + printable(value.s) + '"';
+    case Kind::kArray:
+      return "an array of " + std::to_string(value.items.size());
+    case Kind::kTable:
+      return "a table";
+    case Kind::kDate:
+      return "a date or time";
+  }
+  return "?";
+}
+
+std::string parent_of(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+std::string leaf_of(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  return dot == std::string::npos ? path : path.substr(dot + 1);
+}
+
+Status whole_number(const TomlValue& value, int64_t* out) {
+  if (value.kind == Kind::kInt) {
+    *out = value.i;
+    return Ok();
+  }
+  if (value.kind != Kind::kFloat) return {STRATA_INVALID_ARGUMENT, "must be a whole number, got " + show(value)};
+  if (!std::isfinite(value.f) || std::trunc(value.f) != value.f)
+    return {STRATA_INVALID_ARGUMENT, "must be a whole number, got " + show(value)};
+  if (std::fabs(value.f) >= 9223372036854775808.0)
+    return {STRATA_INVALID_ARGUMENT, "does not fit into 64 bits: " + show(value)};
+  *out = static_cast<int64_t>(value.f);
+  return Ok();
+}
+
+Status finite_number(const TomlValue& value, double* out) {
+  if (value.kind == Kind::kInt) {
+    *out = static_cast<double>(value.i);
+    return Ok();
+  }
+  if (value.kind != Kind::kFloat || !std::isfinite(value.f))
+    return {STRATA_INVALID_ARGUMENT, "must be a finite number, got " + show(value)};
+  *out = value.f;
+  return Ok();
+}
+
+}  // namespace strata

@@ -1,0 +1,237 @@
+#include "core/update.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/fpu.h"
+
+namespace strata {
+
+Updater::Updater(const Registry& registry, const Layout& layout, uint64_t sub_group_size, const Device& device,
+                 const Optimizer& optimizer, const Gradients& gradients, const Weights& weights, States& states,
+                 std::chrono::nanoseconds deadline, Counters& counters, FailFn on_failure, LogFn log)
+    : unit_steps(registry.units.size()),
+      registry_(registry),
+      layout_(layout),
+      sub_group_(std::max(kShardElements, sub_group_size / kShardElements * kShardElements)),
+      device_(device),
+      optimizer_(optimizer),
+      gradients_(gradients),
+      weights_(weights),
+      states_(states),
+      deadline_(deadline),
+      counters_(counters),
+      on_failure_(std::move(on_failure)),
+      log_(std::move(log)),
+      thread_([this] { work(); }) {}
+
+Updater::~Updater() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+uint64_t Updater::buffer_bytes() const {
+  uint64_t largest = 0;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) {
+    for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
+      const Segment& s = layout_.units[u].segments[i];
+      if (!s.trainable || states_.in_place(u, i)) continue;
+      largest = std::max(largest, states_.buffer_bytes(s, std::min(sub_group_, layout_.owned(s).size())));
+    }
+  }
+  return largest * kBuffers;
+}
+
+Status Updater::allocate() {
+  const uint64_t each = buffer_bytes() / kBuffers;
+  for (Memory& buffer : buffers_) {
+    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, each, &buffer).during("update buffers"));
+  }
+  return Ok();
+}
+
+void Updater::submit(UpdateJob job) {
+  {
+    std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  wake_.notify_one();
+}
+
+Status Updater::join() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [this] { return jobs_.empty() && !running_; });
+  return failure_;
+}
+
+void Updater::work() {
+  use_default_rounding();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    // Jobs that were submitted are finished even when the engine is closing.
+    wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    UpdateJob job = std::move(jobs_.front());
+    jobs_.pop_front();
+    running_ = true;
+    Status status = failure_;
+    lock.unlock();
+    if (status.ok()) {
+      status = run(job).during("update of step " + std::to_string(job.step));
+      if (!status.ok()) on_failure_(status);
+    }
+    for (Event& event : job.updated) {
+      if (!event->is_set()) event->set(status);
+    }
+    lock.lock();
+    if (failure_.ok()) failure_ = status;
+    running_ = false;
+    if (jobs_.empty()) idle_.notify_all();
+  }
+}
+
+Status Updater::run(UpdateJob& job) {
+  STRATA_RETURN_IF_ERROR(job.outcome->known->wait(std::chrono::nanoseconds(-1)));
+  if (!job.outcome->apply) return skip(job);
+  scalar_sets_.clear();
+  scalars_.clear();
+  STRATA_RETURN_IF_ERROR(pipeline(job, cut(job)));
+  for (size_t u = 0; u < unit_steps.size(); ++u) unit_steps[u] += job.outcome->used[u] ? 1 : 0;
+  return Ok();
+}
+
+// The gradient is not finite: nothing changes, and the ranks that hold the cause say where it is.
+Status Updater::skip(UpdateJob& job) {
+  if (!job.outcome->own_part_finite) {
+    std::string param = "?";
+    STRATA_RETURN_IF_ERROR(gradients_.find_nonfinite(&param));
+    log_(STRATA_LOG_WARN, "step " + std::to_string(job.step) + " is skipped: the reduced gradient of param \"" + param +
+                              "\" is not finite on rank " + std::to_string(layout_.rank) +
+                              "; weights and moments are unchanged");
+  }
+  return Ok();
+}
+
+bool Updater::is_used(const UpdateJob& job, uint32_t unit) const {
+  if (static_cast<int>(unit) != layout_.resident) return job.outcome->used[unit] != 0;
+  return std::any_of(job.outcome->used.begin(), job.outcome->used.end(), [](uint8_t u) { return u != 0; });
+}
+
+// Sub-groups of every used unit in forward order; units nobody used are done at once.
+std::vector<Updater::Part> Updater::cut(UpdateJob& job) const {
+  std::vector<Part> parts;
+  for (size_t k = 0; k < job.units.size(); ++k) {
+    const uint32_t u = job.units[k];
+    const size_t before = parts.size();
+    for (uint32_t i = 0; is_used(job, u) && i < layout_.units[u].segments.size(); ++i) {
+      const Segment& s = layout_.units[u].segments[i];
+      const uint64_t owned = s.trainable ? layout_.owned(s).size() : 0;
+      for (uint64_t at = 0; at < owned; at += sub_group_) {
+        parts.push_back({{u, i, at, std::min(sub_group_, owned - at)}, k, false});
+      }
+    }
+    if (parts.size() == before) {
+      job.updated[k]->set(Ok());
+    } else {
+      parts.back().last = true;
+    }
+  }
+  return parts;
+}
+
+Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
+  std::vector<Event> reads[kBuffers], writes[kBuffers];
+  auto wait = [this](std::vector<Event>& events) {
+    for (Event& e : events) STRATA_RETURN_IF_ERROR(e->wait(deadline_));
+    events.clear();
+    return Ok();
+  };
+  auto begin_read = [&](size_t i) {
+    const size_t b = i % kBuffers;
+    STRATA_RETURN_IF_ERROR(wait(writes[b]));
+    return states_.load(parts[i].piece, buffers_[b].at(0), &reads[b]);
+  };
+  auto drain = [&](Status status) {
+    // Buffers must not be reused or freed while a transfer is under way.
+    for (size_t b = 0; b < kBuffers; ++b) {
+      for (auto* events : {&reads[b], &writes[b]}) {
+        Status s = wait(*events);
+        if (status.ok()) status = s;
+      }
+    }
+    return status;
+  };
+  if (!parts.empty()) STRATA_RETURN_IF_ERROR(begin_read(0));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t b = i % kBuffers;
+    const Part& part = parts[i];
+    Status status = i + 1 < parts.size() ? begin_read(i + 1) : Ok();
+    if (status.ok()) status = wait(reads[b]);
+    if (status.ok()) status = update(job, part.piece, buffers_[b].at(0));
+    if (status.ok()) status = states_.store(part.piece, buffers_[b].at(0), &writes[b]);
+    // Weights in a tier that is not addressable are new when they are written.
+    if (status.ok() && part.last && !weights_.owned(part.piece.unit, part.piece.segment).address) {
+      for (auto& events : writes) {
+        if (status.ok()) status = wait(events);
+      }
+    }
+    if (!status.ok()) {
+      return drain(status.during("unit \"" + layout_.units[part.piece.unit].name + "\""));
+    }
+    if (part.last) job.updated[part.position]->set(Ok());
+  }
+  return drain(Ok());
+}
+
+Status Updater::update(const UpdateJob& job, const States::Piece& piece, char* buffer) {
+  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
+  const Range owned = layout_.owned(s);
+  const Range here = {owned.begin + piece.begin, owned.begin + piece.begin + piece.count};
+  std::vector<strata_optim_span> spans;
+  uint64_t elements = 0;
+  for (const Run& run : s.runs) {
+    const Range part = intersect(run.range, here);
+    if (part.size() == 0 || !job.outcome->used[run.unit]) continue;
+    uint32_t set = 0;
+    STRATA_RETURN_IF_ERROR(scalars(job, run.group, run.unit, &set));
+    spans.push_back({part.begin - here.begin, part.size(), set, 0});
+    elements += part.size();
+  }
+  std::vector<void*> arrays;
+  strata_optim_args args{};
+  args.struct_size = sizeof(args);
+  states_.point(piece, buffer, &arrays, &args.weight);
+  const strata_dtype grad_dtype = gradients_.owned_dtype(s);
+  args.spans = spans.data();
+  args.span_count = spans.size();
+  args.span_stride = sizeof(strata_optim_span);
+  args.scalars = scalars_.data();
+  args.scalar_sets = scalars_.size() / STRATA_OPTIM_SCALARS;
+  args.grad = gradients_.owned(piece.unit, piece.segment) + piece.begin * dtype_size(grad_dtype);
+  args.grad_dtype = grad_dtype;
+  args.weight_dtype = s.dtype;
+  args.state = arrays.data();
+  args.grad_scale = &job.outcome->grad_scale;
+  args.apply = &job.outcome->apply;
+  STRATA_RETURN_IF_ERROR(optimizer_.step(args));
+  add(counters_.updated_elements, elements);
+  if (states_.tier().kind() != kDeviceTier && weights_.tier().kind() == kDeviceTier) {
+    add(counters_.tier_read[kCpuTier], piece.count * dtype_size(s.dtype));  // new weights leave the CPU tier
+  }
+  return Ok();
+}
+
+// The scalar set of a group for a unit's next update, computed once per step.
+Status Updater::scalars(const UpdateJob& job, uint32_t group, uint32_t unit, uint32_t* set) {
+  const auto [it, is_new] = scalar_sets_.try_emplace({group, unit}, static_cast<uint32_t>(scalar_sets_.size()));
+  *set = it->second;
+  if (!is_new) return Ok();
+  scalars_.resize(scalars_.size() + STRATA_OPTIM_SCALARS);
+  return optimizer_.scalars(job.groups[group], unit_steps[unit] + 1, &scalars_[*set * STRATA_OPTIM_SCALARS]);
+}
+
+}  // namespace strata

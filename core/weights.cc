@@ -1,0 +1,372 @@
+#include "core/weights.h"
+
+#include <algorithm>
+
+namespace strata {
+
+namespace {
+constexpr uint64_t kNever = UINT64_MAX;
+alignas(kParamAlign) constexpr char kNothing[1] = {};  // where an empty param lies: a fetched one has an address
+std::string count_text(uint64_t n) { return std::to_string(n); }
+}  // namespace
+
+Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device,
+                 const Collective& collective, CommQueue& queue, const Tier& tier, Counters& counters)
+    : layout_(layout),
+      settings_(settings),
+      device_(device),
+      collective_(collective),
+      queue_(queue),
+      tier_(tier),
+      counters_(counters),
+      slots_(layout.units.size()),
+      host_refs_(layout.units.size()) {
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    uint64_t full = 0, shard = 0;
+    for (const Segment& s : layout_.units[u].segments) {
+      slots_[u].full.push_back(full);
+      slots_[u].shard.push_back(shard);
+      full += s.full_bytes();
+      shard += s.shard_bytes();
+    }
+  }
+}
+
+// ---- sizes and allocation ----------------------------------------------------------------------------------------
+
+uint64_t Weights::whole_bytes() const {
+  uint64_t bytes = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) bytes += sharded(u) ? 0 : layout_.units[u].full_bytes;
+  return bytes;
+}
+
+uint64_t Weights::shard_bytes() const {
+  uint64_t bytes = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) bytes += sharded(u) ? layout_.units[u].shard_bytes : 0;
+  return bytes;
+}
+
+// Every sharded unit at once, or max_live_parameters of them plus the largest: room for first fit to place a unit
+// although what is free lies in pieces.
+uint64_t Weights::slab_bytes() const {
+  uint64_t all = 0, largest = 0, widest = 2;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    if (!sharded(u)) continue;
+    all += layout_.units[u].full_bytes;
+    largest = std::max(largest, layout_.units[u].full_bytes);
+    for (const Segment& s : layout_.units[u].segments) widest = std::max(widest, dtype_size(s.dtype));
+  }
+  const uint64_t live = static_cast<uint64_t>(settings_.max_live_parameters);
+  return live >= all / widest ? all : std::min(all, live * widest + largest);
+}
+
+uint64_t Weights::staging_bytes() const {
+  uint64_t largest = 0;
+  if (offloaded() && layout_.world > 1) {
+    for (uint32_t u = 0; u < slots_.size(); ++u) {
+      if (sharded(u)) largest = std::max(largest, layout_.units[u].shard_bytes);
+    }
+  }
+  return largest;
+}
+
+Status Weights::check_limits() const {
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    uint64_t together = sharded(u) ? layout_.units[u].elements : 0;
+    for (uint32_t n : layout_.units[u].needs) together += sharded(n) ? layout_.units[n].elements : 0;
+    if (together > static_cast<uint64_t>(settings_.max_live_parameters)) {
+      return {STRATA_RESOURCE_EXHAUSTED,
+              "unit \"" + layout_.units[u].name + "\" needs " + count_text(together) +
+                  " elements live at once, max_live_parameters is " + count_text(settings_.max_live_parameters) +
+                  ": raise zero_optimization.max_live_parameters or register smaller units"};
+    }
+  }
+  return Ok();
+}
+
+Status Weights::allocate() {
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    const Unit& unit = layout_.units[u];
+    Slot& slot = slots_[u];
+    const uint64_t bytes = sharded(u) ? unit.shard_bytes : unit.full_bytes;
+    const std::string label = "weights of " + unit.name;
+    if (sharded(u) && offloaded()) {
+      STRATA_RETURN_IF_ERROR(tier_.alloc(bytes, label, &slot.region));
+    } else {
+      STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, bytes, &slot.memory).during(label));
+    }
+  }
+  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, slab_bytes(), &slabs_).during("slabs"));
+  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, staging_bytes(), &staging_).during("shard staging"));
+  arena_ = Arena(slab_bytes());
+  return Ok();
+}
+
+// ---- fetch and release -------------------------------------------------------------------------------------------
+
+Status Weights::fetch(uint32_t unit) {
+  add(counters_.fetches, 1);
+  std::vector<uint32_t> set = layout_.units[unit].needs;
+  set.push_back(unit);
+  for (size_t i = 0; i < set.size(); ++i) {
+    Status status = acquire(set[i]);
+    if (!status.ok()) {
+      while (i-- > 0) --slots_[set[i]].refs;  // not dropped: their gathers may be under way
+      return status;
+    }
+  }
+  trace_.fetched(unit);
+  prefetch();
+  for (uint32_t u : set) {
+    Status status = wait(u);
+    if (!status.ok()) {
+      for (uint32_t v : set) --slots_[v].refs;
+      return status;
+    }
+  }
+  ++host_refs_[unit];
+  ++fetched_;
+  return Ok();
+}
+
+Status Weights::release(uint32_t unit) {
+  if (host_refs_[unit] == 0) {
+    return {STRATA_FAILED_PRECONDITION, "unit \"" + layout_.units[unit].name + "\" is released but was not fetched"};
+  }
+  --host_refs_[unit];
+  --fetched_;
+  release_one(unit);
+  for (uint32_t u : layout_.units[unit].needs) release_one(u);
+  return Ok();
+}
+
+void* Weights::address(const Param& owner) const {
+  const Slot& slot = slots_[owner.home];
+  if (slot.refs == 0) return nullptr;
+  if (owner.numel == 0) return const_cast<char*>(kNothing);
+  const char* base = sharded(owner.home) ? slabs_.at(slot.slab) : slot.memory.at(0);
+  return const_cast<char*>(base) + slot.full[owner.segment] + owner.offset * dtype_size(owner.dtype);
+}
+
+// Takes one reference, and starts the gather that makes the unit's weights whole if none is under way.
+Status Weights::acquire(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  if (sharded(unit) && !slot.live) {
+    STRATA_RETURN_IF_ERROR(make_room(unit));
+    submit_gather(unit);
+  } else if (slot.stale) {
+    submit_gather(unit);
+  } else if (slot.prefetched) {
+    add(counters_.prefetch_hits, 1);
+  }
+  if (slot.prefetched) {
+    slot.prefetched = false;
+    prefetched_elements_ -= layout_.units[unit].elements;
+  }
+  ++slot.refs;
+  return Ok();
+}
+
+Status Weights::wait(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  Event& event = slot.gathered ? slot.gathered : slot.updated;
+  if (!event) return Ok();
+  STRATA_RETURN_IF_ERROR(event->wait(queue_.deadline()).during("fetch of unit \"" + layout_.units[unit].name + "\""));
+  if (!sharded(unit)) slot.gathered = {};
+  return Ok();
+}
+
+void Weights::release_one(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  if (--slot.refs > 0 || !sharded(unit)) return;
+  const uint64_t distance = distance_to_next_use(unit);
+  if (distance == kNever || distance > static_cast<uint64_t>(settings_.max_reuse_distance)) drop(unit);
+}
+
+// Elements other units will bring before this one is used again, by the recorded order.
+uint64_t Weights::distance_to_next_use(uint32_t unit) const {
+  uint64_t elements = 0;
+  for (size_t k = 0;; ++k) {
+    const int64_t next = trace_.next(k);
+    if (next < 0) return kNever;
+    const auto& needs = layout_.units[next].needs;
+    if (next == unit || std::find(needs.begin(), needs.end(), unit) != needs.end()) return elements;
+    elements += layout_.units[next].elements;
+  }
+}
+
+void Weights::drop(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  arena_.give(slot.slab, layout_.units[unit].full_bytes);
+  live_elements_ -= layout_.units[unit].elements;
+  slot.live = false;
+  slot.gathered = {};
+}
+
+Status Weights::drop_after_gather(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  if (slot.gathered) STRATA_RETURN_IF_ERROR(slot.gathered->wait(queue_.deadline()));
+  if (slot.prefetched) {
+    slot.prefetched = false;
+    prefetched_elements_ -= layout_.units[unit].elements;
+    add(counters_.prefetch_dropped, 1);
+  }
+  drop(unit);
+  return Ok();
+}
+
+// Finds a slab for the unit, dropping kept and prefetched ones, the one needed last first.
+Status Weights::make_room(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  const Unit& u = layout_.units[unit];
+  const auto max_live = static_cast<uint64_t>(settings_.max_live_parameters);
+  for (;;) {
+    if (live_elements_ + u.elements <= max_live) {
+      if (auto offset = arena_.take(u.full_bytes)) {
+        slot.slab = *offset;
+        slot.live = true;
+        live_elements_ += u.elements;
+        return Ok();
+      }
+    }
+    int64_t victim = -1;
+    uint64_t farthest = 0;
+    for (uint32_t v = 0; v < slots_.size(); ++v) {
+      if (!slots_[v].live || slots_[v].refs > 0) continue;
+      const uint64_t distance = distance_to_next_use(v);
+      if (victim < 0 || distance > farthest) {
+        victim = v;
+        farthest = distance;
+      }
+    }
+    if (victim < 0) break;
+    STRATA_RETURN_IF_ERROR(drop_after_gather(static_cast<uint32_t>(victim)));
+  }
+  return {STRATA_RESOURCE_EXHAUSTED,
+          "fetch of unit \"" + u.name + "\" (" + count_text(u.elements) + " elements): " + count_text(live_elements_) +
+              " elements are fetched already and zero_optimization.max_live_parameters is " + count_text(max_live) +
+              ": release units earlier or raise it"};
+}
+
+// ---- gathering ---------------------------------------------------------------------------------------------------
+
+void Weights::submit_gather(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  const Unit& u = layout_.units[unit];
+  CommOp op;
+  op.label = "gather of unit \"" + u.name + "\"";
+  op.tag = (1ull << 32) | unit;
+  if (slot.updated) op.after.push_back(slot.updated);
+  const bool from_tier = sharded(unit) && offloaded();
+  const bool alone = layout_.world == 1;
+  op.kind = alone ? CommOp::Kind::kLocal : CommOp::Kind::kGather;
+  char* full = sharded(unit) ? slabs_.at(slot.slab) : slot.memory.at(0);
+  char* shard = from_tier ? (alone ? full : staging_.at(0)) : slot.memory.at(0);
+  if (from_tier) {
+    op.prepare = [this, shard, region = &slot.region] {
+      return tier_.read(*region, 0, region->bytes(), shard, nullptr);
+    };
+  }
+  for (uint32_t i = 0; i < u.segments.size() && !alone; ++i) {
+    const Segment& s = u.segments[i];
+    char* out = full + slot.full[i];
+    if (!sharded(unit) && !s.trainable) continue;  // frozen weights never go stale
+    const char* in = sharded(unit) ? shard + slot.shard[i] : out + layout_.rank * s.shard_bytes();
+    op.items.push_back(coll_item(in, s.dtype, out, s.dtype, s.shard));
+  }
+  slot.stale = false;
+  slot.gathered = queue_.submit(std::move(op));
+}
+
+void Weights::prefetch() {
+  for (size_t k = 0;; ++k) {
+    const int64_t next = trace_.next(k);
+    if (next < 0) return;
+    for (uint32_t n : layout_.units[next].needs) {
+      if (!prefetch_one(n)) return;
+    }
+    if (!prefetch_one(static_cast<uint32_t>(next))) return;
+  }
+}
+
+// False when the budget is used up.
+bool Weights::prefetch_one(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  const Unit& u = layout_.units[unit];
+  if (sharded(unit) ? slot.live : !slot.stale) return true;
+  if (prefetched_elements_ + u.elements > static_cast<uint64_t>(settings_.prefetch_bucket_size)) return false;
+  if (sharded(unit)) {
+    if (live_elements_ + u.elements > static_cast<uint64_t>(settings_.max_live_parameters)) return false;
+    const auto offset = arena_.take(u.full_bytes);
+    if (!offset) return false;
+    slot.slab = *offset;
+    slot.live = true;
+    live_elements_ += u.elements;
+  }
+  slot.prefetched = true;
+  prefetched_elements_ += u.elements;
+  submit_gather(unit);
+  return true;
+}
+
+// ---- updates -----------------------------------------------------------------------------------------------------
+
+void Weights::begin_update(uint32_t unit, Event updated) {
+  Slot& slot = slots_[unit];
+  slot.updated = std::move(updated);
+  slot.gathered = {};
+  slot.stale = !sharded(unit) && layout_.world > 1 && layout_.stage > 0;
+}
+
+Status Weights::end_step() {
+  trace_.end_step();
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    Slot& slot = slots_[u];
+    if (slot.live && slot.refs == 0) STRATA_RETURN_IF_ERROR(drop_after_gather(u));
+    if (!sharded(u) && slot.prefetched) {
+      slot.prefetched = false;
+      prefetched_elements_ -= layout_.units[u].elements;
+      add(counters_.prefetch_dropped, 1);
+    }
+  }
+  return Ok();
+}
+
+Status Weights::invalidate(uint32_t unit) {
+  Slot& slot = slots_[unit];
+  if (slot.live) return drop_after_gather(unit);
+  return Ok();
+}
+
+std::vector<uint32_t> Weights::forward_order() const {
+  std::vector<uint32_t> order;
+  std::vector<bool> seen(slots_.size(), false);
+  auto push = [&](uint32_t u) {
+    if (!seen[u]) order.push_back(u);
+    seen[u] = true;
+  };
+  if (layout_.resident >= 0) push(static_cast<uint32_t>(layout_.resident));
+  for (uint32_t u : trace_.last()) {
+    for (uint32_t n : layout_.units[u].needs) push(n);
+    push(u);
+  }
+  for (uint32_t u = 0; u < slots_.size(); ++u) push(u);
+  return order;
+}
+
+OwnedWeights Weights::owned(uint32_t unit, uint32_t segment) const {
+  const Slot& slot = slots_[unit];
+  const Segment& s = layout_.units[unit].segments[segment];
+  if (!sharded(unit)) {
+    return {slot.memory.at(slot.full[segment]) + layout_.owned(s).begin * dtype_size(s.dtype), nullptr, 0};
+  }
+  if (!offloaded()) return {slot.memory.at(slot.shard[segment]), nullptr, 0};
+  char* address = slot.region.address();
+  return {address ? address + slot.shard[segment] : nullptr, &slot.region, slot.shard[segment]};
+}
+
+char* Weights::whole(uint32_t unit, uint32_t segment) const {
+  return slots_[unit].memory.at(slots_[unit].full[segment]);
+}
+
+}  // namespace strata

@@ -1,0 +1,111 @@
+// weights.h - where every weight is, and the way of a unit through fetch, gather, use and release.
+//
+// A unit is either whole (stages 0 to 2, world 1, the resident unit): its full buffer stays on every rank and the
+// views point into it; after an update at stage 1 or above the other ranks' slices are gathered once, in place, by the
+// first fetch. Or it is sharded (stage 3): the rank keeps its slice (on the device or in a tier) and a fetch gathers
+// all slices straight into a slab. The gathered flat buffer is the params: no copy out.
+//
+//   sharded unit:   SHARDED --fetch/prefetch--> GATHERING --> LIVE (refs > 0) --release--> SHARDED or KEPT --> SHARDED
+//
+// A gather starts only when the unit's own update is done, on the collective thread. All decisions (prefetch, keep,
+// evict) are taken on the host thread from host calls and sizes, so that every rank takes the same ones.
+// Host thread only, except owned() and tier(), which the update thread uses, too.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/arena.h"
+#include "core/comm_queue.h"
+#include "core/layout.h"
+#include "core/settings.h"
+#include "core/tier.h"
+#include "core/trace.h"
+
+namespace strata {
+
+// This rank's slice of a segment's weights: an address, or a place in a tier that is not addressable.
+struct OwnedWeights {
+  char* address = nullptr;
+  const Region* region = nullptr;
+  uint64_t offset = 0;  // bytes into the region
+};
+
+class Weights {
+ public:
+  Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
+          CommQueue& queue, const Tier& tier, Counters& counters);
+
+  // Bytes of `allocate`, before it.
+  uint64_t whole_bytes() const;    // whole units, device
+  uint64_t shard_bytes() const;    // shards of sharded units, in the param tier
+  uint64_t slab_bytes() const;     // device
+  uint64_t staging_bytes() const;  // device: a shard on its way from the tier
+  Status check_limits() const;     // every unit fits into max_live_parameters
+  Status allocate();
+
+  Status fetch(uint32_t unit);
+  Status release(uint32_t unit);
+  bool any_fetched() const { return fetched_ > 0; }
+  // Address of element 0 of a param while its unit is fetched, else NULL.
+  void* address(const Param& owner) const;
+
+  // An update of `unit` is about to run; fetches wait for `updated`.
+  void begin_update(uint32_t unit, Event updated);
+  // The step is over: views have ended, the recorded order becomes the prediction, slabs of old weights go.
+  Status end_step();
+  // Units in the order of first use in the last step, then the rest.
+  std::vector<uint32_t> forward_order() const;
+  Event updated(uint32_t unit) const { return slots_[unit].updated; }
+
+  // Where this rank's own elements lie (stage 0: the whole segment).
+  OwnedWeights owned(uint32_t unit, uint32_t segment) const;
+  // The full buffer of a whole unit's segment.
+  char* whole(uint32_t unit, uint32_t segment) const;
+  const Tier& tier() const { return tier_; }
+  // Weights of `unit` were written by hand on this rank's owned part: gather again at the next fetch.
+  Status invalidate(uint32_t unit);
+
+ private:
+  struct Slot {
+    Memory memory;                        // whole buffer, or the device shard
+    Region region;                        // the shard in a tier
+    std::vector<uint64_t> full, shard;    // byte offset of each segment in the full and in the shard buffer
+    uint64_t slab = 0;                    // offset in slabs_
+    uint32_t refs = 0;
+    bool live = false;                    // sharded: holds a slab
+    bool prefetched = false;              // its slab was filled ahead and not used yet
+    bool stale = false;                   // whole: others' slices are old
+    Event gathered, updated;
+  };
+
+  bool sharded(uint32_t unit) const { return !layout_.is_whole(unit) && layout_.units[unit].elements > 0; }
+  bool offloaded() const { return tier_.kind() != kDeviceTier; }
+  Status acquire(uint32_t unit);
+  Status wait(uint32_t unit);
+  void drop(uint32_t unit);
+  Status drop_after_gather(uint32_t unit);
+  Status make_room(uint32_t unit);
+  void release_one(uint32_t unit);
+  void prefetch();
+  bool prefetch_one(uint32_t unit);
+  void submit_gather(uint32_t unit);
+  uint64_t distance_to_next_use(uint32_t unit) const;
+
+  const Layout& layout_;
+  const ZeroSettings& settings_;
+  const Device& device_;
+  const Collective& collective_;
+  CommQueue& queue_;
+  const Tier& tier_;
+  Counters& counters_;
+  std::vector<Slot> slots_;
+  Memory slabs_, staging_;
+  Arena arena_;
+  Trace trace_;
+  std::vector<uint32_t> host_refs_;  // fetches per registered unit that were not released
+  uint64_t fetched_ = 0;
+  uint64_t live_elements_ = 0, prefetched_elements_ = 0;
+};
+
+}  // namespace strata

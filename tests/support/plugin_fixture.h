@@ -1,0 +1,56 @@
+// plugin_fixture.h - opens one plugin of this build directly by its ABI, with the core's host services around it.
+//
+// For conformance tests: no manifest, no loader. Options are given in code.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/host.h"
+#include "strata/plugin.h"
+
+namespace strata::test {
+
+// Options for a plugin instance: Options().set("threads", 2).set("path", "/x")
+class Options {
+ public:
+  Options& set(const std::string& key, int64_t value);
+  Options& set(const std::string& key, int value) { return set(key, static_cast<int64_t>(value)); }
+  Options& set(const std::string& key, bool value);
+  Options& set(const std::string& key, double value);
+  Options& set(const std::string& key, const std::string& value);
+  Options& set(const std::string& key, const char* value) { return set(key, std::string(value)); }
+  const strata_options* c();
+
+ private:
+  struct Entry {
+    std::string key, text;
+    strata_option option;
+  };
+  std::vector<Entry> entries_;
+  std::vector<strata_option> flat_;
+  strata_options list_{};
+};
+
+// Loads lib/plugins/<name>.so of this build (RTLD_NOW | RTLD_LOCAL, never unloaded) and returns its table for
+// the interface, or fails the test and returns NULL.
+const void* load_interface(const std::string& plugin, const std::string& interface_id);
+
+template <class Api>
+const Api* load(const std::string& plugin, const std::string& interface_id) {
+  return static_cast<const Api*>(load_interface(plugin, interface_id));
+}
+
+// Open arguments of one rank: host services, rank numbers, a 10 s deadline.
+struct Rank {
+  explicit Rank(int rank = 0, int world = 1, bool threads = true, const std::string& job = "test");
+  strata_open_args args(Options* options = nullptr);
+
+  std::vector<std::string> log_lines;  // what plugins logged
+  std::string job;
+  Host host;
+  strata_open_args base{};
+};
+
+}  // namespace strata::test

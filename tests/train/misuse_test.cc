@@ -1,0 +1,408 @@
+// Wrong calls, wrong numbers, dead ranks: a clear error in bounded time, and nothing lost. Also the cases of public
+// trouble that are about calls and numbers (numbers in brackets: cases of the project's list).
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <thread>
+
+#include "strata/draft/fault_control.h"
+#include "tests/train/reference.h"
+
+namespace strata::test {
+namespace {
+
+std::string last() { return strata_last_error(); }
+bool says(const std::string& part) { return last().find(part) != std::string::npos; }
+
+strata_tensor tensor_of(std::vector<float>& data, const std::vector<int64_t>& shape) {
+  strata_tensor t;
+  STRATA_INIT(&t);
+  t.data = data.data();
+  t.device_type = STRATA_CPU;
+  t.dtype = STRATA_F32;
+  t.ndim = static_cast<int32_t>(shape.size());
+  t.shape = shape.data();
+  return t;
+}
+
+// A model of fp32 vectors, one per unit.
+Model vectors(const std::vector<int64_t>& sizes) {
+  Model m;
+  for (size_t k = 0; k < sizes.size(); ++k) {
+    m.units.push_back("u" + std::to_string(k));
+    m.params.push_back({"p" + std::to_string(k), {sizes[k]}, STRATA_F32, static_cast<int>(k), 0, false, -1});
+  }
+  return m;
+}
+
+void give_gradient(strata_engine* e, const Model& m, size_t k, float value) {
+  std::vector<float> g(m.params[k].numel(), value);
+  const strata_tensor t = tensor_of(g, m.params[k].shape);
+  ASSERT_EQ(strata_grad(e, static_cast<strata_param>(k), &t, nullptr), STRATA_OK) << last();
+}
+
+void run_body(Trial t, std::function<void(int, strata_engine*)> body) {
+  t.body = std::move(body);
+  const Result r = run(t);
+  if (t.world == 1) {
+    EXPECT_EQ(r.error, "");
+  }
+}
+
+TEST(CallOrder, EveryWrongOrderIsRefusedWithItsReason) {
+  Trial t;
+  t.micro_batches = 2;
+  run_body(t, [](int, strata_engine* e) {
+    const Model m = odd_model();
+    EXPECT_EQ(strata_fetch(e, 0, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("strata_commit")) << last();
+    ASSERT_EQ(build_model(e, m), "");
+    strata_unit unit;
+    EXPECT_EQ(strata_add_unit(e, "late", &unit), STRATA_FAILED_PRECONDITION);
+    EXPECT_EQ(strata_commit(e), STRATA_FAILED_PRECONDITION);
+    EXPECT_EQ(strata_fetch(e, 99, nullptr), STRATA_INVALID_ARGUMENT);
+    EXPECT_EQ(strata_release(e, 0, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("embed")) << last();
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("0 of 2 micro-batches")) << last();
+    ASSERT_EQ(micro_batch(e, m, 1, 0, 0, UINT32_MAX), "");
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_EQ(strata_save(e, "/tmp", "x"), STRATA_FAILED_PRECONDITION);  // [51] between micro-batches
+    EXPECT_TRUE(says("1 micro-batches")) << last();
+    ASSERT_EQ(micro_batch(e, m, 1, 1, 0, UINT32_MAX), "");
+    EXPECT_EQ(strata_end_backward(e), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("call strata_step")) << last();
+    ASSERT_EQ(strata_fetch(e, 1, nullptr), STRATA_OK);
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("still fetched")) << last();
+    ASSERT_EQ(strata_release(e, 1, nullptr), STRATA_OK);
+    ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_FAILED_PRECONDITION);  // a second one without gradients
+  });
+}
+
+TEST(CallOrder, AGradientAfterItsUnitIsDoneIsRefusedByName) {  // [11]
+  run_body({.stage = 2}, [](int, strata_engine* e) {
+    const Model m = odd_model();
+    ASSERT_EQ(build_model(e, m), "");
+    ASSERT_EQ(strata_grads_done(e, 1), STRATA_OK);
+    std::vector<float> g(64 * 97);
+    const strata_tensor t = tensor_of(g, m.params[2].shape);
+    EXPECT_EQ(strata_grad(e, 2, &t, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("layer0.weight")) << last();
+    EXPECT_EQ(strata_grads_done(e, 1), STRATA_FAILED_PRECONDITION);
+    const std::vector<int64_t> wrong = {97, 64};
+    const strata_tensor turned = tensor_of(g, wrong);
+    EXPECT_EQ(strata_grad(e, 5, &turned, nullptr), STRATA_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("shape")) << last();
+    EXPECT_EQ(strata_grad(e, 7, &t, nullptr), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("frozen")) << last();
+  });
+}
+
+TEST(CallOrder, AReleasedParamHasShapeButNoData) {  // [05]
+  Trial t;
+  t.stage = 3;
+  t.world = 2;
+  t.overrides = {"zero_optimization.param_persistence_threshold=0"};
+  run_body(t, [](int, strata_engine* e) {
+    const Model m = odd_model();
+    ASSERT_EQ(build_model(e, m), "");
+    strata_tensor view;
+    STRATA_INIT(&view);
+    EXPECT_EQ(strata_param_view(e, 2, &view), STRATA_FAILED_PRECONDITION);
+    EXPECT_EQ(view.data, nullptr);
+    ASSERT_EQ(view.ndim, 2);
+    EXPECT_EQ(view.shape[0], 64);
+    EXPECT_EQ(view.shape[1], 97);
+    ASSERT_EQ(strata_fetch(e, 1, nullptr), STRATA_OK) << last();
+    EXPECT_EQ(strata_param_view(e, 2, &view), STRATA_OK);
+    EXPECT_NE(view.data, nullptr);
+    ASSERT_EQ(strata_release(e, 1, nullptr), STRATA_OK);
+    EXPECT_EQ(strata_param_view(e, 2, &view), STRATA_FAILED_PRECONDITION);
+    EXPECT_EQ(view.data, nullptr);
+  });
+}
+
+TEST(CallOrder, CallsFromALogCallbackAreRefused) {
+  struct Seen {
+    strata_engine* engine = nullptr;
+    std::atomic<int> refused{0};
+  } seen;
+  const std::string manifest = manifest_of({});
+  strata_engine_args args;
+  STRATA_INIT(&args);
+  args.manifest_text = manifest.c_str();
+  const char* debug = "log_level=debug";
+  args.overrides = &debug;
+  args.override_count = 1;
+  args.plugin_dir = STRATA_TEST_PLUGIN_DIR;
+  args.log_ctx = &seen;
+  args.log = [](void* ctx, strata_log_level, const char*, const char*) {
+    auto* s = static_cast<Seen*>(ctx);
+    strata_step_info info;
+    STRATA_INIT(&info);
+    if (s->engine && strata_get_step_info(s->engine, &info) == STRATA_FAILED_PRECONDITION) ++s->refused;
+  };
+  ASSERT_EQ(strata_open(&args, &seen.engine), STRATA_OK) << last();
+  EXPECT_EQ(build_model(seen.engine, odd_model()), "");
+  strata_close(seen.engine);
+  EXPECT_GT(seen.refused, 0);
+}
+
+// ---- numbers -------------------------------------------------------------------------------------------------------
+
+TEST(Numbers, AnInfiniteGradientIsOneSkipOnAllRanks) {  // [31] [32]
+  for (int stage : {0, 1, 2, 3}) {
+    for (const char* offload : {"none", "cpu"}) {
+      for (float poison : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        Trial t;
+        t.world = 2;
+        t.stage = stage;
+        t.clip = 1.0;
+        t.offload_optimizer = offload;
+        run_body(t, [poison](int rank, strata_engine* e) {
+          const Model m = vectors({300, 5000});
+          ASSERT_EQ(build_model(e, m), "");
+          Result before, after;
+          for (int step = 1; step <= 5; ++step) {
+            give_gradient(e, m, 0, 0.5f);
+            give_gradient(e, m, 1, step == 3 && rank == 1 ? poison : 0.25f);
+            ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+            if (step == 3) {
+              ASSERT_EQ(strata_wait(e), STRATA_OK);
+            }
+            ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+            strata_step_info info;
+            STRATA_INIT(&info);
+            ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+            EXPECT_EQ(info.was_applied, step == 3 ? 0u : 1u);
+            EXPECT_EQ(std::isfinite(info.grad_norm), step != 3);
+            if (step == 2) {
+              ASSERT_EQ(collect(e, m, &before), "");
+            }
+            if (step == 3) {
+              ASSERT_EQ(collect(e, m, &after), "");
+              EXPECT_TRUE(before == after) << "a skipped step changed something";
+            }
+          }
+          strata_step_info info;
+          STRATA_INIT(&info);
+          ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+          EXPECT_EQ(info.steps, 5u);
+          EXPECT_EQ(info.applied_steps, 4u);
+          EXPECT_EQ(info.skipped_steps, 1u);
+        });
+      }
+    }
+  }
+}
+
+TEST(Numbers, ALargeFiniteNormIsClippedNormally) {  // [31] 300 elements of 400
+  run_body({.clip = 1.0}, [](int, strata_engine* e) {
+    const Model m = vectors({300});
+    ASSERT_EQ(build_model(e, m), "");
+    give_gradient(e, m, 0, 400.0f);
+    ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+    ASSERT_EQ(strata_step(e, nullptr), STRATA_OK);
+    strata_step_info info;
+    STRATA_INIT(&info);
+    ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+    EXPECT_NEAR(info.grad_norm, 6928.2032302755, 1e-6);
+    EXPECT_EQ(info.clip_factor, 1.0 / (info.grad_norm + 1e-6));
+  });
+}
+
+TEST(Numbers, ManySmallBf16GradientsAddUpInFp32) {  // [35] within one micro-batch, and over micro-batches
+  for (int micro : {1, 257}) {
+    for (int stage : {0, 3}) {
+      Trial t;
+      t.stage = stage;
+      t.micro_batches = micro;
+      run_body(t, [micro](int, strata_engine* e) {
+        Model m = vectors({1});
+        m.params[0].dtype = STRATA_BF16;
+        ASSERT_EQ(build_model(e, m), "");
+        for (int i = 0; i < 257; ++i) {
+          uint16_t bits = i == 0 ? 0x3f80 : 0x3a83;  // 1.0, then bf16(0.001)
+          strata_tensor g;
+          STRATA_INIT(&g);
+          g.data = &bits;
+          g.device_type = STRATA_CPU;
+          g.dtype = STRATA_BF16;
+          g.ndim = 1;
+          g.shape = m.params[0].shape.data();
+          ASSERT_EQ(strata_grad(e, 0, &g, nullptr), STRATA_OK) << last();
+          if (micro > 1) {
+            ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+          }
+        }
+        if (micro == 1) {
+          ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+        }
+        std::vector<float> sum(1);
+        const strata_tensor out = tensor_of(sum, m.params[0].shape);
+        ASSERT_EQ(strata_read_param(e, 0, "grad", &out), STRATA_OK) << last();
+        EXPECT_NEAR(sum[0], 1.255859, micro == 1 ? 0.004 : 1e-5);  // one micro-batch: rounded once to bf16
+      });
+    }
+  }
+}
+
+TEST(Numbers, AccumulationIsExactEverywhere) {  // [29] integer gradients: sums are exact
+  for (int stage : {0, 1, 2, 3}) {
+    for (const char* offload : {"none", "cpu"}) {
+      for (int micro : {1, 2, 5}) {
+        for (const char* local : {"false", "true"}) {
+          if (stage < 2 && std::string(local) == "true") continue;
+          Trial t;
+          t.world = 2;
+          t.stage = stage;
+          t.micro_batches = micro;
+          t.offload_optimizer = offload;
+          if (micro > 1) t.overrides = {std::string("zero_optimization.accumulate_locally=") + local};
+          if (micro == 1 && std::string(local) == "true") continue;
+          run_body(t, [micro](int rank, strata_engine* e) {
+            const Model m = vectors({3000, 17});
+            ASSERT_EQ(build_model(e, m), "");
+            for (int step = 1; step <= 2; ++step) {
+              for (int k = 0; k < micro; ++k) {
+                give_gradient(e, m, 0, static_cast<float>(step + k + rank));
+                give_gradient(e, m, 1, static_cast<float>(2 * k));
+                ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+              }
+              std::vector<float> sum(3000);
+              const strata_tensor out = tensor_of(sum, m.params[0].shape);
+              ASSERT_EQ(strata_read_param(e, 0, "grad", &out), STRATA_OK) << last();
+              const float want = static_cast<float>(2 * micro * step + micro * (micro - 1) + micro);
+              for (float x : sum) ASSERT_EQ(x, want);
+              ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+              strata_step_info info;
+              STRATA_INIT(&info);
+              ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+              const double other = 2.0 * micro * (micro - 1);
+              EXPECT_NEAR(info.grad_norm, std::sqrt(3000.0 * want * want + 17 * other * other) / (2 * micro), 1e-9 * want * 60);
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+// ---- ranks that differ or die --------------------------------------------------------------------------------------
+
+TEST(Ranks, DifferentRegistrationIsRefusedOnAll) {
+  run_body({.world = 2}, [](int rank, strata_engine* e) {
+    strata_unit unit;
+    ASSERT_EQ(strata_add_unit(e, rank == 0 ? "a" : "b", &unit), STRATA_OK);
+    EXPECT_EQ(strata_commit(e), STRATA_FAILED_PRECONDITION);
+    EXPECT_TRUE(says("rank 1 differs")) << last();
+  });
+}
+
+TEST(Ranks, DifferentUnitsFetchedAreNamedOnAll) {  // [03] not declared as one unit
+  Trial t;
+  t.world = 2;
+  t.stage = 3;
+  t.overrides = {"zero_optimization.param_persistence_threshold=0"};
+  run_body(t, [](int rank, strata_engine* e) {
+    ASSERT_EQ(build_model(e, odd_model()), "");
+    EXPECT_NE(strata_fetch(e, rank == 0 ? 1u : 2u, nullptr), STRATA_OK);
+    EXPECT_TRUE(says("layer0") && says("layer1")) << last();
+  });
+}
+
+TEST(Ranks, UnitsDoneInAnotherOrderGiveTheSameBits) {  // ranks agree on the canonical order
+  std::mutex mutex;
+  std::vector<std::vector<float>> ends;
+  for (bool turned : {false, true}) {
+    Trial t;
+    t.world = 2;
+    t.stage = 3;
+    t.overrides = {"zero_optimization.reduce_bucket_size=100000", "zero_optimization.param_persistence_threshold=0"};
+    run_body(t, [&](int rank, strata_engine* e) {
+      const Model m = vectors({5000, 6000, 7000});
+      ASSERT_EQ(build_model(e, m), "");
+      for (int step = 1; step <= 3; ++step) {
+        for (uint32_t k = 0; k < 3; ++k) {
+          const uint32_t u = turned && rank == 1 ? 2 - k : k;
+          give_gradient(e, m, u, 0.1f * static_cast<float>(u + 1 + static_cast<uint32_t>(rank)));
+          ASSERT_EQ(strata_grads_done(e, u), STRATA_OK) << last();
+        }
+        ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+        ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+      }
+      Result r;
+      ASSERT_EQ(collect(e, m, &r), "");
+      std::lock_guard lock(mutex);
+      ends.push_back(r.master["p1"]);
+    });
+  }
+  ASSERT_EQ(ends.size(), 4u);
+  for (const auto& other : ends) EXPECT_EQ(other, ends[0]);
+}
+
+TEST(Ranks, ARankThatLeavesIsNamedAndTheOthersEnd) {
+  Trial t;
+  t.world = 3;
+  t.stage = 3;
+  run_body(t, [](int rank, strata_engine* e) {
+    const Model m = odd_model();
+    ASSERT_EQ(build_model(e, m), "");
+    if (rank == 2) return;  // closes its engine
+    std::string error = micro_batch(e, m, 1, 0, rank, UINT32_MAX);
+    if (error.empty() && strata_step(e, nullptr) != STRATA_OK) error = last();
+    if (error.empty() && strata_wait(e) != STRATA_OK) error = last();
+    EXPECT_NE(error.find("rank 2"), std::string::npos) << error;
+  });
+}
+
+// ---- counters ------------------------------------------------------------------------------------------------------
+
+TEST(Counters, EqualTheFormulaAndTheCountingShim) {
+  const int world = 2;
+  Trial t;
+  t.world = world;
+  t.stage = 3;
+  t.overrides = {"plugins.collective=fault", "zero_optimization.param_persistence_threshold=0",
+                 "zero_optimization.max_reuse_distance=0", "zero_optimization.offload_optimizer.device=cpu"};
+  t.manifest_extra = "[plugin.fault]\nwraps = \"comm_local\"\ntag = \"counters\"\n";
+  run_body(t, [&](int rank, strata_engine* e) {
+    Model m = vectors({8192, 4096});
+    for (ModelParam& p : m.params) p.dtype = STRATA_BF16;
+    ASSERT_EQ(build_model(e, m), "");
+    const void* table = nullptr;
+    ASSERT_EQ(strata_get_plugin_interface(e, "collective", STRATA_FAULT_CONTROL, &table), STRATA_OK);
+    const auto* shim = static_cast<const strata_fault_control_api*>(table);
+    const uint64_t reduced_before = shim->bytes_seen("counters", rank, "reduce_scatter");
+    for (int step = 1; step <= 3; ++step) {
+      ASSERT_EQ(micro_batch(e, m, step, 0, rank, UINT32_MAX), "");
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+      ASSERT_EQ(strata_wait(e), STRATA_OK);
+    }
+    strata_counters c;
+    STRATA_INIT(&c);
+    ASSERT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &c), STRATA_OK);
+    const uint64_t elements = 8192 + 4096;
+    // Forward and backward gather every shard once each: 2 bytes, from (world - 1) others, 3 steps. Once the order is
+    // known the last unit of the forward, which is the first of the backward, stays: 4096 elements in steps 2 and 3.
+    EXPECT_EQ(c.gather_bytes, (3 * 2 * 2 * elements - 2 * 2 * 4096) / world * (world - 1));
+    EXPECT_EQ(c.reduce_bytes, 3 * 2 * elements / world * (world - 1));
+    EXPECT_EQ(c.grad_bytes, 3 * 4 * elements);  // the harness hands over fp32
+    EXPECT_EQ(c.tier_write[1], 3 * 2 * elements / world);  // gradients to RAM, 2 bytes
+    EXPECT_EQ(c.tier_read[1], 3 * 2 * elements / world);   // weights back, 2 bytes
+    EXPECT_EQ(c.updated_elements, 3 * elements / world);
+    EXPECT_EQ(c.fetches, 3u * 4u);
+    // The shim sees the outputs: a reduce-scatter's output is this rank's slice.
+    EXPECT_EQ(shim->bytes_seen("counters", rank, "reduce_scatter") - reduced_before, 3 * 2 * elements / world);
+    EXPECT_EQ(shim->count("counters", rank, "reduce_scatter"), c.reduce_calls);
+  });
+}
+
+}  // namespace
+}  // namespace strata::test
