@@ -6,13 +6,14 @@
 namespace strata {
 
 Agreement::Agreement(const Registry& registry, const Layout& layout, double max_norm, const Collective& collective,
-                     CommQueue& queue, Gradients& gradients)
+                     CommQueue& queue, Gradients& gradients, const Counters& counters)
     : registry_(registry),
       layout_(layout),
       max_norm_(max_norm),
       collective_(collective),
       queue_(queue),
       gradients_(gradients),
+      counters_(counters),
       stride_(round_up(sizeof(Header) + layout.units.size() * sizeof(uint32_t) + registry.units.size(), 64)) {}
 
 Status Agreement::allocate() { return Memory::for_collectives(collective_, bytes(), &memory_).during("agreement"); }
@@ -44,6 +45,7 @@ Status Agreement::fill(uint64_t hash, const std::vector<uint8_t>& used, const st
 }
 
 Status Agreement::conclude(StepOutcome& outcome) {
+  outcome.counted = counters_.snapshot();
   double squares = 0;
   uint64_t hash0 = 0;
   outcome.used.assign(registry_.units.size(), 0);

@@ -23,12 +23,14 @@ struct StepOutcome {
   bool own_part_finite = true;
   std::vector<uint8_t> used;    // by registered unit, on any rank
   std::vector<uint32_t> order;  // rank 0's
+  // Counters when the step's last collective was done (collective thread) and when strata_step was called.
+  strata_counters counted{}, host_counted{};
 };
 
 class Agreement {
  public:
   Agreement(const Registry& registry, const Layout& layout, double max_norm, const Collective& collective,
-            CommQueue& queue, Gradients& gradients);
+            CommQueue& queue, Gradients& gradients, const Counters& counters);
   uint64_t bytes() const { return stride_ * (static_cast<uint64_t>(layout_.world) + 1); }
   Status allocate();
 
@@ -55,6 +57,7 @@ class Agreement {
   const Collective& collective_;
   CommQueue& queue_;
   Gradients& gradients_;
+  const Counters& counters_;
   uint64_t stride_;  // bytes of one rank's message
   Memory memory_;    // mine, then everybody's
 };

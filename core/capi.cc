@@ -17,7 +17,6 @@ using strata::Engine;
 using strata::Status;
 
 thread_local std::string last_error;
-thread_local int calls_on_this_thread = 0;  // an engine call is running: a second one comes from a callback
 
 strata_status finish(const Status& status) {
   if (!status.ok()) last_error = status.text();
@@ -44,14 +43,10 @@ strata_status enter(const strata_engine* engine, Fn fn) {
     if (engine->impl->is_forked_child()) {
       return {STRATA_FAILED_PRECONDITION, "this engine belongs to the parent process; open one after the fork"};
     }
-    if (calls_on_this_thread > 0) {
-      return {STRATA_FAILED_PRECONDITION, "an engine function was called from inside an engine callback"};
+    if (strata::in_log_callback()) {
+      return {STRATA_FAILED_PRECONDITION, "an engine function was called from inside a log callback"};
     }
     std::lock_guard lock(engine->impl->mutex());
-    struct Depth {
-      Depth() { ++calls_on_this_thread; }
-      ~Depth() { --calls_on_this_thread; }
-    } depth;
     return fn(*engine->impl);
   });
 }
@@ -108,7 +103,11 @@ strata_status strata_open(const strata_engine_args* args, strata_engine** out) {
   });
 }
 
-void strata_close(strata_engine* engine) { delete engine; }
+void strata_close(strata_engine* engine) {
+  // A forked child has the memory but not the threads: it leaves the engine to its parent.
+  if (engine && engine->impl->is_forked_child()) return;
+  delete engine;
+}
 
 int32_t strata_rank(const strata_engine* engine) { return engine ? engine->impl->rank() : 0; }
 int32_t strata_world(const strata_engine* engine) { return engine ? engine->impl->world() : 0; }

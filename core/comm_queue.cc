@@ -88,7 +88,14 @@ void CommQueue::work() {
   }
 }
 
+std::atomic<uint64_t>& CommQueue::time_of(const CommOp& op) {
+  Timings& t = counters_.timings;
+  if (op.kind == CommOp::Kind::kGather) return t.gather;
+  return op.kind == CommOp::Kind::kReduceScatter || op.kind == CommOp::Kind::kAllReduce ? t.reduce : t.agree;
+}
+
 Status CommQueue::execute(CommOp& op) {
+  const Timed timed(time_of(op));
   for (Event& event : op.after) STRATA_RETURN_IF_ERROR(event->wait(deadline_).during(op.label));
   if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare().during(op.label));
   STRATA_RETURN_IF_ERROR(launch(op).during(op.label));

@@ -68,6 +68,7 @@ class CommQueue {
   Status execute(CommOp& op);
   Status launch(const CommOp& op);
   void count(const CommOp& op);
+  std::atomic<uint64_t>& time_of(const CommOp& op);
 
   const Collective& collective_;
   const uint64_t world_;

@@ -125,9 +125,7 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   registry_ = std::make_unique<Registry>(settings_.optimizer);
   // The checkpoint plugin is opened by the first save or load; its section counts as used.
   const strata_options* unused = nullptr;
-  if (settings_.plugin_options.count(settings_.plugins.checkpoint)) {
-    STRATA_RETURN_IF_ERROR(plugins_->options(settings_.plugins.checkpoint, &unused));
-  }
+  (void)plugins_->options(settings_.plugins.checkpoint, &unused);  // absent is fine until it is needed
   return plugins_->check_all_used();
 }
 
@@ -222,7 +220,7 @@ void Engine::build_parts() {
   gradients_ = std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, collective_, *queue_,
                                            *state_tier_, *weights_, counters_);
   agreement_ = std::make_unique<Agreement>(*registry_, layout_, settings_.gradient_clipping, collective_, *queue_,
-                                           *gradients_);
+                                           *gradients_, counters_);
   states_ = std::make_unique<States>(layout_, device_, optimizer_, *state_tier_, *weights_);
   tensors_ = std::make_unique<Tensors>(*registry_, layout_, device_, optimizer_, collective_, *queue_, *weights_,
                                        *gradients_, *states_);
@@ -277,6 +275,7 @@ Status Engine::fetch(uint32_t unit, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_unit(unit));
   STRATA_RETURN_IF_ERROR(cpu_stream(stream));
+  const Timed timed(counters_.timings.fetch_wait);
   return weights_->fetch(unit);
 }
 
@@ -305,6 +304,7 @@ Status Engine::grad(uint32_t param, const strata_tensor& grad, const strata_stre
   STRATA_RETURN_IF_ERROR(known_param(param));
   STRATA_RETURN_IF_ERROR(cpu_stream(stream));
   STRATA_RETURN_IF_ERROR(settle());
+  const Timed timed(counters_.timings.fold);
   return gradients_->add(param, grad);
 }
 
@@ -352,9 +352,16 @@ Status Engine::step(const strata_step_args* args) {
   }
   gradients_->begin_step();
   updater_->submit(std::move(job));
-  before_last_step_ = at_last_step_;
-  at_last_step_ = counters_.snapshot();
+  outcome_->host_counted = counters_.snapshot();
+  log_breakdown();
   return Ok();
+}
+
+void Engine::log_breakdown() {
+  const auto every = static_cast<uint64_t>(settings_.steps_per_print);
+  if (!settings_.wall_clock_breakdown || every == 0 || run_.steps % every != 0) return;
+  log(STRATA_LOG_INFO, "rank " + std::to_string(rank_) + " step " + std::to_string(run_.steps) +
+                           ", per step (parts overlap): " + counters_.timings.take(every));
 }
 
 // A group follows the step's learning rate unless it, or the step for it, gave its own.
@@ -374,6 +381,12 @@ Status Engine::settle() {
   STRATA_RETURN_IF_ERROR(outcome_->known->wait(deadline_));
   settled_ = true;
   ++(outcome_->apply ? run_.applied : run_.skipped);
+  before_last_step_ = at_last_step_;
+  at_last_step_ = outcome_->counted;
+  // Fetches are counted by the host thread, which may be in the next step when the collective thread takes the rest.
+  at_last_step_.fetches = outcome_->host_counted.fetches;
+  at_last_step_.prefetch_hits = outcome_->host_counted.prefetch_hits;
+  at_last_step_.prefetch_dropped = outcome_->host_counted.prefetch_dropped;
   gradients_->set_order(outcome_->order);
   return Ok();
 }
@@ -438,7 +451,9 @@ Status Engine::save(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(check_path(tag, "tag"));
   STRATA_RETURN_IF_ERROR(between_steps("strata_save"));
   STRATA_RETURN_IF_ERROR(open_checkpoint());
-  return snapshot_->save(root, tag, run_);
+  STRATA_RETURN_IF_ERROR(snapshot_->save(root, tag, run_));
+  if (!settings_.zero_optimization.gather_16bit_weights_on_model_save) return Ok();
+  return snapshot_->export_weights(std::string(root) + "/" + tag + ".weights.h5");
 }
 
 Status Engine::load(const char* root, const char* tag) {
@@ -503,7 +518,8 @@ Status Engine::get_meta(const char* key, const char** value) {
 
 // ---- questions ---------------------------------------------------------------------------------------------------
 
-Status Engine::counters(strata_counter_span span, strata_counters* out) const {
+Status Engine::counters(strata_counter_span span, strata_counters* out) {
+  if (span == STRATA_COUNT_LAST_STEP && outcome_) STRATA_RETURN_IF_ERROR(settle());
   *out = span == STRATA_COUNT_LAST_STEP ? minus(at_last_step_, before_last_step_) : counters_.snapshot();
   return Ok();
 }
@@ -558,12 +574,14 @@ Status Engine::usable(bool committed) {
 
 Status Engine::known_unit(uint32_t unit) const {
   if (unit < registry_->units.size()) return Ok();
-  return {STRATA_INVALID_ARGUMENT, "there is no unit " + std::to_string(unit)};
+  return {STRATA_INVALID_ARGUMENT,
+          "there is no unit " + std::to_string(unit) + ", there are " + std::to_string(registry_->units.size())};
 }
 
 Status Engine::known_param(uint32_t param) const {
   if (param < registry_->params.size()) return Ok();
-  return {STRATA_INVALID_ARGUMENT, "there is no param " + std::to_string(param)};
+  return {STRATA_INVALID_ARGUMENT,
+          "there is no param " + std::to_string(param) + ", there are " + std::to_string(registry_->params.size())};
 }
 
 Status Engine::cpu_stream(const strata_stream* stream) const {

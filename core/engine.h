@@ -44,7 +44,7 @@ class Engine {
   Status wait();
   Status step_info(strata_step_info* out);
 
-  Status counters(strata_counter_span span, strata_counters* out) const;
+  Status counters(strata_counter_span span, strata_counters* out);
   Status plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) const;
   Status setting(const char* key, const char** value);
   Status plugin_interface(const std::string& role, const char* id, const void** table);
@@ -82,6 +82,7 @@ class Engine {
   Status between_steps(const std::string& what);
   Status open_checkpoint();
   Status settle();
+  void log_breakdown();
   std::vector<strata_optim_group> step_groups(const strata_step_args* args) const;
   void log(strata_log_level level, const std::string& text) const;
 

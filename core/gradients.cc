@@ -146,7 +146,10 @@ Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
   }
   bool same = grad.ndim == static_cast<int32_t>(p.shape.size());
   for (int32_t i = 0; same && i < grad.ndim; ++i) same = grad.shape && grad.shape[i] == p.shape[static_cast<size_t>(i)];
-  if (!same) return {STRATA_INVALID_ARGUMENT, who + ": its shape differs from the param's"};
+  if (!same) {
+    return {STRATA_INVALID_ARGUMENT, who + ": its shape " + shape_text(grad.shape, grad.ndim) + " is not the param's " +
+                                         shape_text(p.shape.data(), static_cast<int32_t>(p.shape.size()))};
+  }
   if (!grad.data && p.numel > 0) return {STRATA_INVALID_ARGUMENT, who + ": data is NULL"};
   if (micro_ == plan_.micro_batches) {
     return {STRATA_FAILED_PRECONDITION, who + ": all " + std::to_string(micro_) +

@@ -6,6 +6,7 @@ namespace strata {
 namespace {
 
 thread_local std::string failure_text;
+thread_local bool logging = false;
 
 Host* self(void* ctx) { return static_cast<Host*>(ctx); }
 
@@ -70,8 +71,13 @@ Host::Host(LogSink sink, strata_log_level level, unsigned threads, PluginFinder*
 }
 
 void Host::log(strata_log_level level, const std::string& domain, const std::string& text) const {
-  if (would_log(level) && sink_) sink_(level, domain, text);
+  if (!would_log(level) || !sink_ || logging) return;
+  logging = true;
+  sink_(level, domain, text);
+  logging = false;
 }
+
+bool in_log_callback() { return logging; }
 
 Status take_failure(strata_status code) {
   std::string text = std::move(failure_text);

@@ -48,6 +48,8 @@ class Host {
 
 // The Status of a plugin call that returned `code` on this thread; clears the text that `fail` kept.
 Status take_failure(strata_status code);
+// True while this thread runs a log callback: engine functions refuse to be called from there.
+bool in_log_callback();
 // Keeps a text for the next take_failure on this thread, and returns the status's code.
 strata_status keep_failure(const Status& status);
 

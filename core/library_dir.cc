@@ -8,10 +8,10 @@ namespace strata {
 
 std::string this_library_dir() {
   Dl_info info{};
-  if (!dladdr(reinterpret_cast<const void*>(&this_library_dir), &info) || !info.dli_fname) return ".";
+  if (!dladdr(reinterpret_cast<const void*>(&this_library_dir), &info) || !info.dli_fname) return "";
   std::error_code error;
   const auto path = std::filesystem::canonical(info.dli_fname, error);
-  return error ? "." : path.parent_path().string();
+  return error ? "" : path.parent_path().string();
 }
 
 }  // namespace strata

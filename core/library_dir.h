@@ -1,4 +1,5 @@
 // library_dir.h - the directory of the library or program this code is linked into: plugins/ lies beside it.
+// "" when it cannot be found out; then nothing is searched there.
 #pragma once
 
 #include <string>

@@ -25,6 +25,12 @@ const char* dtype_name(strata_dtype dtype) {
   return dtype >= 0 && dtype <= STRATA_F64 ? names[dtype] : "unknown";
 }
 
+std::string shape_text(const int64_t* shape, int32_t ndim) {
+  std::string text = "[";
+  for (int32_t i = 0; shape && i < ndim; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
 uint64_t fnv1a(const void* data, size_t bytes, uint64_t seed) {
   const auto* p = static_cast<const unsigned char*>(data);
   for (size_t i = 0; i < bytes; ++i) seed = (seed ^ p[i]) * 1099511628211ull;
@@ -73,7 +79,8 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
     return {STRATA_INVALID_ARGUMENT, who + ": dtype must be fp32, bf16 or fp16, not " + dtype_name(args.dtype)};
   }
   if (args.group >= groups.size()) {
-    return {STRATA_INVALID_ARGUMENT, who + ": there is no group " + std::to_string(args.group)};
+    return {STRATA_INVALID_ARGUMENT, who + ": there is no group " + std::to_string(args.group) + ", there are " +
+                                         std::to_string(groups.size())};
   }
   if (args.ndim < 0 || (args.ndim > 0 && !args.shape)) {
     return {STRATA_INVALID_ARGUMENT, who + ": shape has " + std::to_string(args.ndim) + " dimensions"};

@@ -20,6 +20,8 @@ uint64_t dtype_size(strata_dtype dtype);
 const char* dtype_name(strata_dtype dtype);
 inline bool is_weight_dtype(strata_dtype d) { return d == STRATA_F32 || d == STRATA_BF16 || d == STRATA_F16; }
 
+std::string shape_text(const int64_t* shape, int32_t ndim);  // "[64, 97]"
+
 struct Param {
   std::string name;
   std::vector<int64_t> shape;

@@ -40,7 +40,11 @@ Status Tensors::check_tensor(const Param& p, const strata_tensor& t, bool fp32_o
   const std::string who = "param \"" + p.name + "\"";
   bool same = t.ndim == static_cast<int32_t>(p.shape.size());
   for (int32_t i = 0; same && i < t.ndim; ++i) same = t.shape && t.shape[i] == p.shape[static_cast<size_t>(i)];
-  if (!same) return {STRATA_INVALID_ARGUMENT, who + ": the tensor's shape differs from the param's"};
+  if (!same) {
+    return {STRATA_INVALID_ARGUMENT, who + ": the tensor's shape " + shape_text(t.shape, t.ndim) +
+                                         " is not the param's " +
+                                         shape_text(p.shape.data(), static_cast<int32_t>(p.shape.size()))};
+  }
   if (t.dtype != STRATA_F32 && (fp32_only || t.dtype != p.dtype)) {
     return {STRATA_INVALID_ARGUMENT, who + ": the tensor must be fp32" +
                                          (fp32_only ? std::string() : std::string(" or ") + dtype_name(p.dtype)) +

@@ -97,6 +97,7 @@ void Updater::work() {
 Status Updater::run(UpdateJob& job) {
   STRATA_RETURN_IF_ERROR(job.outcome->known->wait(std::chrono::nanoseconds(-1)));
   if (!job.outcome->apply) return skip(job);
+  const Timed timed(counters_.timings.update);
   scalar_sets_.clear();
   scalars_.clear();
   STRATA_RETURN_IF_ERROR(pipeline(job, cut(job)));

@@ -192,6 +192,7 @@ uint64_t Weights::distance_to_next_use(uint32_t unit) const {
     const auto& needs = layout_.units[next].needs;
     if (next == unit || std::find(needs.begin(), needs.end(), unit) != needs.end()) return elements;
     elements += layout_.units[next].elements;
+    for (uint32_t n : needs) elements += sharded(n) ? layout_.units[n].elements : 0;
   }
 }
 

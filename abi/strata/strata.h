@@ -206,7 +206,10 @@ typedef struct strata_counters {
   uint64_t prefetch_dropped;
 } strata_counters;
 typedef int32_t strata_counter_span;
-enum { STRATA_COUNT_TOTAL = 0, STRATA_COUNT_LAST_STEP = 1 };
+enum {
+  STRATA_COUNT_TOTAL = 0,
+  STRATA_COUNT_LAST_STEP = 1 /* from one step's last collective to the next one's; waits for the last step's norm */
+};
 STRATA_API strata_status STRATA_CALL strata_get_counters(strata_engine *engine, strata_counter_span span,
                                                          strata_counters *out);
 

@@ -165,14 +165,16 @@ std::string micro_batch(strata_engine* e, const Model& m, int step, int micro, i
   const auto units = static_cast<strata_unit>(m.units.size());
   std::deque<std::vector<float>> gradients;  // contiguous_gradients = false: they stay until end_backward
   for (strata_unit u = 0; u < units; ++u) {
+    if (u == skip_unit) continue;
     if (strata_fetch(e, u, nullptr) != STRATA_OK) return failure("fetch");
     if (strata_release(e, u, nullptr) != STRATA_OK) return failure("release");
   }
   for (strata_unit u = units; u-- > 0;) {
+    if (u == skip_unit) continue;
     if (strata_fetch(e, u, nullptr) != STRATA_OK) return failure("fetch in backward");
     for (size_t k = 0; k < m.params.size(); ++k) {
       const ModelParam& p = m.params[k];
-      if (p.unit != static_cast<int>(u) || p.frozen || u == skip_unit) continue;
+      if (p.unit != static_cast<int>(u) || p.frozen) continue;
       strata_tensor view;
       STRATA_INIT(&view);
       if (strata_param_view(e, static_cast<strata_param>(k), &view) != STRATA_OK) return failure("view");

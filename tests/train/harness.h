@@ -42,7 +42,7 @@ struct Trial {
   std::vector<std::string> overrides = {};  // further manifest settings
   std::string manifest_extra = "";          // further manifest text ([plugin.x] sections)
   int steps = 4;
-  uint32_t skip_unit = UINT32_MAX;  // a unit that gets no gradient at odd steps
+  uint32_t skip_unit = UINT32_MAX;  // a unit that odd steps leave out: no fetch, no gradient
   // Called on each rank in place of the standard loop, when given.
   std::function<void(int rank, strata_engine*)> body = {};
 };

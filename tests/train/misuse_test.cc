@@ -362,6 +362,91 @@ TEST(Ranks, ARankThatLeavesIsNamedAndTheOthersEnd) {
   });
 }
 
+TEST(Ranks, ExpertsInOneUnitMayBeUsedByAnyRank) {  // [03] declared: absent counts as zero
+  run_body({.world = 2, .stage = 3}, [](int rank, strata_engine* e) {
+    Model m;
+    m.units = {"experts"};
+    for (int k = 0; k < 4; ++k) m.params.push_back({"e" + std::to_string(k), {16, 16}, STRATA_F32, 0, 0, false, -1});
+    ASSERT_EQ(build_model(e, m), "");
+    for (int step = 1; step <= 2; ++step) {
+      ASSERT_EQ(strata_fetch(e, 0, nullptr), STRATA_OK) << last();
+      ASSERT_EQ(strata_release(e, 0, nullptr), STRATA_OK);
+      if (step == 1 || rank == 1) {
+        give_gradient(e, m, rank == 0 ? 0 : 2, 1.0f);
+        give_gradient(e, m, rank == 0 ? 1 : 3, 2.0f);
+      }
+      ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+      const float want[] = {step == 1 ? 1.0f : 0.0f, step == 1 ? 2.0f : 0.0f, 1.0f, 2.0f};
+      for (size_t k = 0; k < 4; ++k) {
+        std::vector<float> sum(256);
+        const strata_tensor out = tensor_of(sum, m.params[k].shape);
+        ASSERT_EQ(strata_read_param(e, static_cast<strata_param>(k), "grad", &out), STRATA_OK) << last();
+        for (float x : sum) ASSERT_EQ(x, want[k]) << k;
+      }
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    }
+  });
+}
+
+TEST(Ranks, ResidentParamsAreGatheredOncePerUpdate) {  // [12] 15 and 16 are kept at threshold 16, 17 is not
+  Trial t;
+  t.world = 2;
+  t.stage = 3;
+  t.overrides = {"zero_optimization.param_persistence_threshold=16", "zero_optimization.prefetch_bucket_size=0",
+                 "zero_optimization.max_reuse_distance=0"};
+  run_body(t, [](int, strata_engine* e) {
+    const Model m = vectors({15, 16, 17});
+    ASSERT_EQ(build_model(e, m), "");
+    const std::vector<std::vector<strata_unit>> orders = {{0, 1, 2, 0, 1}, {2, 1, 0, 1, 0}, {1, 0, 2, 0, 1}};
+    for (size_t step = 0; step < orders.size(); ++step) {
+      strata_counters before, after;
+      STRATA_INIT(&before);
+      STRATA_INIT(&after);
+      ASSERT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &before), STRATA_OK);
+      for (strata_unit u : orders[step]) {
+        ASSERT_EQ(strata_fetch(e, u, nullptr), STRATA_OK) << last();
+        ASSERT_EQ(strata_release(e, u, nullptr), STRATA_OK);
+      }
+      ASSERT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &after), STRATA_OK);
+      // One gather of unit 2 (17 elements), and after each update one of the resident params, for all their fetches.
+      EXPECT_EQ(after.gather_calls - before.gather_calls, step == 0 ? 1u : 2u) << "step " << step;
+      for (size_t k = 0; k < 3; ++k) give_gradient(e, m, k, 1.0f);
+      ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    }
+  });
+}
+
+TEST(Ranks, AUnitThatOnlySomeStepsUseLeavesNothingBehind) {  // [01] the last one of the order included
+  Trial t;
+  t.world = 2;
+  t.stage = 3;
+  t.overrides = {"zero_optimization.param_persistence_threshold=0", "zero_optimization.max_live_parameters=14000000"};
+  run_body(t, [](int rank, strata_engine* e) {
+    const Model m = vectors({1 << 20, 1 << 20, 1024});
+    ASSERT_EQ(build_model(e, m), "");
+    const std::vector<std::vector<strata_unit>> steps = {{0, 1, 2}, {0, 1, 2}, {0, 2}, {0, 1, 2}, {0, 2}, {0, 2}, {0, 1}};
+    Result before, after;
+    for (size_t step = 0; step < steps.size(); ++step) {
+      if (step == 6) {
+        ASSERT_EQ(collect(e, m, &before), "");
+      }
+      for (strata_unit u : steps[step]) {
+        ASSERT_EQ(strata_fetch(e, u, nullptr), STRATA_OK) << last();
+        ASSERT_EQ(strata_release(e, u, nullptr), STRATA_OK);
+        give_gradient(e, m, u, 0.1f * static_cast<float>(rank + 1));
+        ASSERT_EQ(strata_grads_done(e, u), STRATA_OK) << last();
+      }
+      ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    }
+    ASSERT_EQ(collect(e, m, &after), "");
+    EXPECT_EQ(before.master["p2"], after.master["p2"]);  // skipped by the last step: weights and moments as they were
+    EXPECT_EQ(before.exp_avg["p2"], after.exp_avg["p2"]);
+    EXPECT_NE(before.master["p1"], after.master["p1"]);
+  });
+}
+
 // ---- counters ------------------------------------------------------------------------------------------------------
 
 TEST(Counters, EqualTheFormulaAndTheCountingShim) {

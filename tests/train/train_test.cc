@@ -99,6 +99,9 @@ std::vector<Trial> placements(const Trial& base) {
   with("scalar AdamW", {});
   trials.back().manifest_extra = "[plugin.optim_adamw]\nisa = \"scalar\"\n";
   with("three threads", {"threads=3"});
+  with("late reductions", {z + "reduce_bucket_size=64", "plugins.collective=fault"});
+  trials.back().manifest_extra =
+      "[plugin.fault]\nwraps = \"comm_local\"\nrules = \"reduce_scatter:*:late=2, all_reduce:*:late=2\"\n";
   with("split master", {"optimizer.params.state_layout=split"});
   if (base.stage == 3) {
     with("no prefetch", {z + "prefetch_bucket_size=0"});

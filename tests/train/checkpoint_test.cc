@@ -1,0 +1,154 @@
+// Checkpoints through the engine: what is saved at one world size and stage is what another loads, bit by bit, and a
+// resumed run goes on as if nothing had happened.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/train/reference.h"
+
+namespace strata::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TempDir {
+  TempDir() {
+    char name[] = "/tmp/strata-ckpt-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~TempDir() {
+    std::error_code error;
+    fs::remove_all(path, error);
+  }
+  std::string path;
+};
+
+Trial trial(int stage, int world, const std::string& offload = "none") {
+  Trial t;
+  t.stage = stage;
+  t.world = world;
+  t.clip = 0.05;
+  t.offload_optimizer = offload;
+  t.overrides = {"train_batch_size=12", "train_micro_batch_size_per_gpu=1"};
+  t.micro_batches = 12 / world;
+  if (stage == 3) t.overrides.push_back("zero_optimization.param_persistence_threshold=50");
+  return t;
+}
+
+std::string steps(const Trial& t, strata_engine* e, int rank, int first, int last) {
+  const Model m = odd_model();
+  for (int step = first; step <= last; ++step) {
+    for (int micro = 0; micro < t.micro_batches; ++micro) {
+      std::string error = micro_batch(e, m, step, micro, rank, UINT32_MAX);
+      if (!error.empty()) return error;
+    }
+    if (strata_step(e, nullptr) != STRATA_OK) return strata_last_error();
+  }
+  return "";
+}
+
+// Runs `body` on every rank after the model is built, and returns rank 0's arrays at the end.
+Result run_on(Trial t, const std::function<std::string(int, strata_engine*)>& body) {
+  Result result;
+  t.body = [&](int rank, strata_engine* e) {
+    std::string error = build_model(e, odd_model());
+    if (error.empty()) error = body(rank, e);
+    Result mine;
+    if (error.empty()) error = collect(e, odd_model(), &mine);
+    EXPECT_EQ(error, "") << "rank " << rank;
+    if (rank == 0) result = mine;
+  };
+  EXPECT_EQ(run(t).error, "");
+  return result;
+}
+
+std::string call(strata_status status) { return status == STRATA_OK ? "" : strata_last_error(); }
+
+TEST(Checkpoint, LoadsAtAnyWorldSizeAndStageBitByBit) {
+  TempDir dir;
+  for (auto [stage, world] : {std::pair{0, 1}, {1, 2}, {2, 3}, {3, 2}, {3, 4}}) {
+    const Trial saving = trial(stage, world, stage == 3 ? "cpu" : "none");
+    const std::string tag = "s" + std::to_string(stage) + "w" + std::to_string(world);
+    const Result saved = run_on(saving, [&](int rank, strata_engine* e) {
+      std::string error = steps(saving, e, rank, 1, 2);
+      if (error.empty()) error = call(strata_set_meta(e, "tokens", "123"));
+      return error.empty() ? call(strata_save(e, dir.path.c_str(), tag.c_str())) : error;
+    });
+    for (auto [to_stage, to_world] : {std::pair{0, 2}, {1, 3}, {2, 2}, {3, 1}, {3, 3}}) {
+      const Result loaded = run_on(trial(to_stage, to_world), [&](int, strata_engine* e) -> std::string {
+        std::string error = call(strata_load(e, dir.path.c_str(), tag.c_str()));
+        if (!error.empty()) return error;
+        const char* tokens = "";
+        EXPECT_EQ(strata_get_meta(e, "tokens", &tokens), STRATA_OK);
+        EXPECT_STREQ(tokens, "123");
+        strata_step_info info;
+        STRATA_INIT(&info);
+        EXPECT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+        EXPECT_EQ(info.applied_steps, 2u);
+        return "";
+      });
+      EXPECT_TRUE(loaded == saved) << tag << " to stage " << to_stage << " world " << to_world;
+    }
+  }
+}
+
+TEST(Checkpoint, AResumedRunContinuesBitByBit) {
+  TempDir dir;
+  for (int stage : {0, 1, 2, 3}) {
+    const Trial t = trial(stage, 2, "cpu");
+    const std::string tag = "stage" + std::to_string(stage);
+    const Result through = run_on(t, [&](int rank, strata_engine* e) { return steps(t, e, rank, 1, 5); });
+    run_on(t, [&](int rank, strata_engine* e) {
+      std::string error = steps(t, e, rank, 1, 2);
+      return error.empty() ? call(strata_save(e, dir.path.c_str(), tag.c_str())) : error;
+    });
+    const Result resumed = run_on(t, [&](int rank, strata_engine* e) {
+      std::string error = call(strata_load(e, dir.path.c_str(), nullptr));  // latest
+      return error.empty() ? steps(t, e, rank, 3, 5) : error;
+    });
+    EXPECT_TRUE(resumed == through) << "stage " << stage;
+  }
+}
+
+TEST(Checkpoint, SplitAndWholeMastersAreTheSameCheckpoint) {
+  TempDir dir;
+  Trial whole = trial(3, 2), split = trial(3, 2);
+  split.overrides.push_back("optimizer.params.state_layout=split");
+  const Result saved = run_on(split, [&](int rank, strata_engine* e) {
+    std::string error = steps(split, e, rank, 1, 2);
+    return error.empty() ? call(strata_save(e, dir.path.c_str(), "x")) : error;
+  });
+  const Result loaded = run_on(whole, [&](int, strata_engine* e) { return call(strata_load(e, dir.path.c_str(), "x")); });
+  EXPECT_TRUE(loaded == saved);
+}
+
+TEST(Checkpoint, WrongLoadsAreRefusedOnAllRanksAndChangeNothing) {
+  TempDir dir;
+  const Trial t = trial(3, 2);
+  run_on(t, [&](int, strata_engine* e) { return call(strata_save(e, dir.path.c_str(), "good")); });
+  run_on(t, [&](int rank, strata_engine* e) {
+    EXPECT_EQ(strata_save(e, dir.path.c_str(), "good"), rank == 0 ? STRATA_ALREADY_EXISTS : strata_status(STRATA_ALREADY_EXISTS));
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), "absent"), STRATA_NOT_FOUND) << strata_last_error();
+    EXPECT_NE(strata_load(e, "/tmp/strata-no-such-directory", nullptr), STRATA_OK);
+    return call(strata_load(e, dir.path.c_str(), "good"));
+  });
+}
+
+TEST(Checkpoint, ExportHoldsTheTrainingWeightsBitForBit) {
+  TempDir dir;
+  const std::string path = dir.path + "/weights.h5";
+  for (int world : {1, 3}) {
+    const Trial t = trial(3, world, "cpu");
+    run_on(t, [&](int rank, strata_engine* e) {
+      std::string error = steps(t, e, rank, 1, 1);
+      return error.empty() ? call(strata_export_weights(e, path.c_str())) : error;
+    });
+    EXPECT_GT(fs::file_size(path), 2u * 64 * 97);
+    fs::remove(path);
+  }
+}
+
+}  // namespace
+}  // namespace strata::test

@@ -1,0 +1,96 @@
+// What one key demands of another (cases.md 54): deprecated, contradictory and ineffective keys.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit_manifest/manifest_text.h"
+
+namespace strata {
+namespace {
+
+using test::accepted;
+using test::refusal;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(ManifestRules, DeprecatedAloneWorksWithOneWarning) {
+  std::vector<std::string> warnings;
+  const Settings s = accepted("[zero_optimization]\nstage = 2\ncpu_offload = true", {}, &warnings);
+  EXPECT_EQ(s.zero_optimization.offload_optimizer.device, OffloadDevice::kCpu);
+  EXPECT_THAT(warnings, ElementsAre("m.toml:3:1: `zero_optimization.cpu_offload` is deprecated: write "
+                                    "`zero_optimization.offload_optimizer.device` = \"cpu\""));
+  EXPECT_EQ(accepted("zero_optimization.cpu_offload = false").zero_optimization.offload_optimizer.device,
+            OffloadDevice::kNone);
+}
+
+TEST(ManifestRules, DeprecatedBesideItsReplacementIsAnError) {
+  const std::string text =
+      "[zero_optimization]\ncpu_offload = true\n[zero_optimization.offload_optimizer]\ndevice = \"none\"";
+  EXPECT_EQ(refusal(text),
+            "m.toml:2:1: `zero_optimization.cpu_offload` is deprecated and contradicts "
+            "[zero_optimization.offload_optimizer]: remove it");
+  EXPECT_THAT(refusal("[zero_optimization]\ncpu_offload = true\noffload_optimizer = {}"), HasSubstr("contradicts"));
+  EXPECT_THAT(refusal("zero_optimization.cpu_offload = true", {"zero_optimization.offload_optimizer.device=cpu"}),
+              HasSubstr("contradicts"));
+  EXPECT_THAT(refusal("zero_optimization.cpu_offload = \"yes\""), HasSubstr("must be true or false"));
+}
+
+TEST(ManifestRules, ParamOffloadBelowStage3) {
+  EXPECT_EQ(refusal("[zero_optimization]\nstage = 2\n[zero_optimization.offload_param]\ndevice = \"cpu\""),
+            "m.toml:4:1: `zero_optimization.offload_param.device` has no effect: `zero_optimization.stage` is 2 "
+            "(m.toml:2:1) and params are sharded only at stage 3; remove it or set stage = 3");
+  accepted("[zero_optimization]\nstage = 2\n[zero_optimization.offload_param]\ndevice = \"none\"");
+}
+
+TEST(ManifestRules, StageThreeKeysBelowStageThree) {
+  for (const char* key : {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
+                          "max_reuse_distance", "stage3_param_persistence_threshold"}) {
+    for (const char* stage : {"0", "1", "2"})
+      EXPECT_THAT(refusal("[zero_optimization]\nstage = " + std::string(stage) + "\n" + key + " = 1e5"),
+                  HasSubstr("has no effect"));
+    accepted("[zero_optimization]\nstage = 3\n" + std::string(key) + " = 1e5");
+  }
+  EXPECT_THAT(refusal("zero_optimization.accumulate_locally = true"), HasSubstr("always accumulate locally"));
+  accepted("zero_optimization = {stage = 2, accumulate_locally = true}");
+}
+
+TEST(ManifestRules, NoEffectCanBeAWarningButNeverSilent) {
+  std::vector<std::string> warnings;
+  const Settings s = accepted(
+      "no_effect_keys = \"warn\"\n[zero_optimization]\nstage = 2\nmax_live_parameters = 1\n"
+      "offload_param = {device = \"cpu\"}",
+      {}, &warnings);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("max_live_parameters` has no effect"),
+                                    HasSubstr("offload_param.device` has no effect")));
+  EXPECT_EQ(s.zero_optimization.offload_param.device, OffloadDevice::kNone);
+}
+
+TEST(ManifestRules, TierKeysNeedTheirTier) {
+  const std::string o = "zero_optimization.offload_optimizer.";
+  EXPECT_THAT(refusal(o + "pin_memory = true"), HasSubstr("pin_memory` has no effect"));
+  accepted(o + "pin_memory = true\n" + o + "device = \"cpu\"");
+  for (const char* key : {"nvme_path = \"x\"", "buffer_count = 4", "fast_init = true"})
+    EXPECT_THAT(refusal(o + "device = \"cpu\"\n" + o + key), HasSubstr("has no effect")) << key;
+  EXPECT_EQ(refusal(o + "device = \"nvme\""),
+            "m.toml:1:37: `zero_optimization.offload_optimizer.device` = \"nvme\" needs "
+            "`zero_optimization.offload_optimizer.nvme_path`, a directory");
+  accepted(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 5");
+  EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "ratio = 0.5"), HasSubstr("ratio`"));
+  EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 3"),
+              HasSubstr("must be 4 to 1024, got 3"));
+}
+
+TEST(ManifestRules, Contradictions) {
+  EXPECT_THAT(refusal("fp16.enabled = true"), HasSubstr("loss scaling, which is not there yet"));
+  EXPECT_EQ(refusal("optimizer.params.adam_w_mode = false"),
+            "m.toml:1:18: `optimizer.params.adam_w_mode` = false contradicts `optimizer.type` = \"AdamW\" (default); "
+            "write type = \"Adam\"");
+  EXPECT_TRUE(accepted("optimizer.type = \"Adam\"\noptimizer.params.adam_w_mode = true").optimizer.adam_w_mode);
+}
+
+TEST(ManifestRules, AWrongValueDoesNotCauseFollowUpErrors) {
+  EXPECT_EQ(refusal("[zero_optimization]\nstage = 7\nmax_live_parameters = 1"),
+            "m.toml:2:1: `zero_optimization.stage` must be 0 to 3, got 7");
+}
+
+}  // namespace
+}  // namespace strata
