@@ -1,0 +1,121 @@
+// board.h - the control area of a job: who has come, who is where, and who failed.
+//
+// One Area lies in memory all ranks share (a memfd between processes, plain memory between threads). Each rank has a
+// seat, written by its owner only; the others read it. No lock crosses ranks, so a rank killed at any point leaves
+// nothing held. Ranks move in steps: sync() publishes "I reached step n" and waits until every seat says so. What a
+// rank wrote before its sync is seen by all after theirs (sequentially consistent stores and loads of `step`).
+//
+// Waiting: spin for a moment when every rank can have a core, then sleep on the bell, a futex word. Whoever
+// completes a step, fails or leaves rings it. Sleeps are cut into slices of 10 ms, after which the missing ranks are
+// looked at: dead (their pidfd is readable; a zombie counts), left, stopped, or just late until the deadline.
+//
+// Failure: the first error of a rank is kept and returned for ever, and published on its seat, so that the others take
+// it over at their next look.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "error.h"
+
+namespace comm_local {
+
+constexpr int kMaxRanks = 64;
+
+// Where bytes of some rank lie: byte `offset` of the chunk that starts at `chunk` (a file offset between processes, an
+// address between threads). See memory.h.
+struct Place {
+  uint64_t chunk = 0;
+  uint64_t chunk_bytes = 0;
+  uint64_t offset = 0;
+};
+
+// What a rank is about to do in its call number `call`; equal on all ranks but for the places and the label.
+struct Post {
+  uint64_t call;
+  uint64_t tag;
+  uint64_t bytes;
+  uint64_t items;
+  uint64_t digest;  // of counts and dtypes of all items
+  int32_t op;
+  int32_t root;
+  Place table;    // the items, in the rank's own shared memory
+  Place scratch;  // all_reduce only
+  char label[96];
+};
+
+struct alignas(64) SharedSeat {
+  std::atomic<uint32_t> step;
+  std::atomic<uint32_t> pid;     // 0 until the rank has come
+  std::atomic<uint32_t> left;    // 1: closed
+  std::atomic<uint32_t> failed;  // 1: code and text are complete
+  std::atomic<uint64_t> calls;   // collectives begun
+  std::atomic<uint64_t> frees;   // chunks freed; others then drop what they mapped
+  int32_t code;
+  char text[1020];
+  cpu_set_t cpus;  // where the rank may run
+  Post posts[2];   // by parity of the call
+};
+
+struct Area {
+  alignas(64) std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleepers;
+  SharedSeat seats[kMaxRanks];
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+
+// One rank's view of the area.
+class Board {
+ public:
+  // `pidfds` has one entry per rank, -1 where a rank cannot be watched (threads, or the kernel has no pidfd).
+  Board(Area* area, int rank, int world);
+  void watch(std::vector<Fd> pidfds) { pidfds_ = std::move(pidfds); }
+
+  void come();  // takes the seat
+  // After the first sync: decides about spinning, which helps only while every rank can run at once; with more ranks
+  // than cores it would keep the others from arriving. A launcher may have bound each rank to a core of its own, so the
+  // cores of all ranks count together.
+  void settle();
+  void leave();
+  bool has_come(int rank) const { return seat(rank).pid.load() != 0; }
+
+  // Waits until every rank has made as many sync calls. `what` opens the text of an error.
+  Error sync(const std::string& what, const Deadline& deadline);
+
+  // Keeps the first error and tells the other ranks; returns the one that is kept. [any thread]
+  Error fail(const Error& mine, const Error& others);
+  Error fail(const Error& both) { return fail(both, both); }
+  // This rank's kept error, or the one another rank published. [any thread]
+  Error failure();
+
+  SharedSeat& mine() { return area_->seats[rank_]; }
+  const SharedSeat& seat(int rank) const { return area_->seats[rank]; }
+  std::string who(int rank) const;  // "rank 2 (pid 4711)"
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+
+ private:
+  bool all_reached(uint32_t step) const;
+  bool reached(int rank, uint32_t step) const;
+  bool spin(uint32_t step) const;
+  void ring();
+  void sleep(uint32_t bell, int64_t ns);
+  Error look_at_missing(uint32_t step, const std::string& what, bool deadline_passed, const Deadline& deadline);
+  std::vector<bool> dead() const;
+
+  Area* area_;
+  int rank_;
+  int world_;
+  uint32_t step_ = 0;
+  bool may_spin_ = false;
+  std::vector<Fd> pidfds_;
+  std::mutex mutex_;  // guards failure_ and the writing of our seat's text
+  Error failure_;
+};
+
+}  // namespace comm_local

@@ -1,0 +1,112 @@
+// exchange.h - the collectives themselves: post, compare, move, part.
+//
+// Every call runs the same course:
+//   1. read and check the items, write them to our table, post (number, operation, tag, bytes, label)
+//   2. sync: every rank has posted, every input is complete
+//   3. compare all posts; each rank sees the same difference and fails with the same words
+//   4. pull: each rank reads the others' inputs where they lie and writes its own outputs only
+//   5. sync: nobody reads our input any more, so the caller may change it
+// all_reduce alone has syncs inside step 4: its ranks reduce a slice each into scratch memory and gather from there, in
+// rounds, so that the scratch is small (it stays in the cache) and an input may be its output.
+//
+// Posts alternate between two places: a rank may be one call ahead of another that still compares, never two.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "board.h"
+#include "kernels.h"
+#include "memory.h"
+#include "strata/iface/collective.h"
+
+namespace comm_local {
+
+// Scratch of all_reduce per rank: two halves, small enough to stay in the cache.
+constexpr uint64_t kScratchBytes = 2u << 20;
+
+enum class Op : int32_t { kAllGather = 1, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
+
+class Exchange {
+ public:
+  Exchange(Board* board, Memory* memory, const strata_host* host, Isa isa);
+  // One collective, start to end. After an error every later call returns that error.
+  Error run(Op op, const strata_coll_args& args, const Deadline& deadline);
+
+ private:
+  struct Item {
+    const char* in;
+    char* out;
+    uint64_t count;
+    strata_dtype in_dtype;
+    strata_dtype out_dtype;
+  };
+  // What others need to know of an item; an array of these is a rank's table.
+  struct Posted {
+    uint64_t count;
+    strata_dtype in_dtype;
+    strata_dtype out_dtype;
+    Place in;
+  };
+  // A part of an item that one round of all_reduce handles: rank r reduces elements begin + r * slice onward.
+  struct Piece {
+    size_t item;
+    uint64_t begin;
+    uint64_t count;
+    uint64_t slice;
+    uint64_t scratch;  // byte offset of the slice in each rank's scratch half
+  };
+
+  Error prepare(const strata_coll_args& args);
+  Error read_item(const strata_coll_item& given, uint64_t index);
+  Error check_item(const Item& item, uint64_t index) const;
+  Error check_overlap(const Item& item, const std::string& name) const;
+  Error ensure_shared(uint64_t bytes, void** base, uint64_t* have);
+  Error post(const strata_coll_args& args);
+  Error compare();
+  std::string difference(const Post& a, int rank_a, const Post& b, int rank_b);
+  Error find_sources();
+
+  void all_gather();
+  void reduce_scatter();
+  Error all_reduce(const Deadline& deadline);
+  void reduce_round(const std::vector<Piece>& round, char* scratch);
+  void gather_round(const std::vector<Piece>& round, uint64_t half_offset);
+  void broadcast();
+  void all_to_all();
+
+  void copy_all(void* out, const void* in, uint64_t bytes) const;
+  void sum_all(const void* const* in, strata_dtype in_dtype, void* out, strata_dtype out_dtype, uint64_t count,
+               bool stream) const;
+  const char* source(int rank, size_t item) const { return sources_[static_cast<size_t>(rank) * items_.size() + item]; }
+  uint64_t in_elements(uint64_t count) const;
+  uint64_t out_elements(uint64_t count) const;
+  bool reads_input_of(int rank) const;
+  const Post& post_of(int rank) const { return board_->seat(rank).posts[call_ % 2]; }
+
+  Board* board_;
+  Memory* memory_;
+  const strata_executor_api* executor_ = nullptr;
+  void* executor_ctx_ = nullptr;
+  const Isa isa_;
+  const int rank_;
+  const int world_;
+
+  // The call being run.
+  uint64_t call_ = 0;
+  Op op_ = Op::kBarrier;
+  int root_ = 0;
+  bool stream_ = false;
+  std::string what_;
+  std::vector<Item> items_;
+  std::vector<const char*> sources_;  // [rank][item], NULL where nothing is read
+  std::vector<const char*> scratches_;
+
+  void* table_ = nullptr;  // our posted items
+  uint64_t table_bytes_ = 0;
+  void* scratch_ = nullptr;  // kScratchBytes
+  uint64_t scratch_bytes_ = 0;
+};
+
+}  // namespace comm_local

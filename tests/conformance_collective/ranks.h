@@ -1,0 +1,99 @@
+// ranks.h - several ranks of one collective plugin, as threads or as forked processes, inside one test.
+//
+// A rank's body is a function that returns "" or what went wrong; bodies of forked ranks cannot use gtest's EXPECT,
+// because their results would stay in the child. Forked ranks talk to the test through a pipe: they may say() lines
+// while they run, and their return value is the last line.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "strata/iface/collective.h"
+#include "tests/support/plugin_fixture.h"
+
+namespace strata::test {
+
+// One way of running the tests; add a plugin to all_setups() and every test runs with it.
+struct Setup {
+  std::string plugin;
+  bool threads;
+  int world;
+};
+std::ostream& operator<<(std::ostream& out, const Setup& setup);
+std::vector<Setup> all_setups(const std::vector<int>& worlds);
+std::string setup_name(const Setup& setup);
+
+// A job name no other test uses, also when tests run side by side.
+std::string fresh_job();
+
+// One rank: its host services, its instance, and short forms of the calls.
+class Peer {
+ public:
+  Peer(const Setup& setup, int rank, const std::string& job, unsigned host_threads = 1);
+  ~Peer() { close(); }
+
+  Status open(Options* options = nullptr);
+  Status open_with(strata_open_args args);
+  void close();
+  void* alloc(uint64_t bytes);  // aborts the test program when it fails
+  template <class T>
+  T* alloc(uint64_t count) {
+    return static_cast<T*>(alloc(count * sizeof(T)));
+  }
+
+  using Slot = decltype(strata_collective_api::all_gather);
+  strata_coll_args args(const std::vector<strata_coll_item>& items, uint64_t tag, const char* label) const;
+  Status call(Slot slot, const std::vector<strata_coll_item>& items, uint64_t tag = 1, const char* label = "test");
+  Status barrier(const char* label = "barrier", int64_t deadline_ns = -1);
+
+  const strata_collective_api* api;
+  strata_comm* comm = nullptr;
+  Rank rank;
+  Host host;
+  strata_open_args base;
+};
+
+strata_coll_item item(const void* in, void* out, uint64_t count, strata_dtype in_dtype, strata_dtype out_dtype);
+
+// Forked ranks. The destructor kills and reaps what is left.
+class Processes {
+ public:
+  using Body = std::function<std::string(Processes& self)>;
+  ~Processes();
+  int start(const Body& body);        // index of the process
+  void say(const std::string& line);  // in a child
+  std::string line(int index);        // next line of a child; "<nothing in 30 s>" or "<ended>" when there is none
+  void signal(int index, int number);
+  void reap(int index);
+  pid_t pid(int index) const { return children_[static_cast<size_t>(index)].pid; }
+
+ private:
+  struct Child {
+    pid_t pid = -1;
+    int pipe = -1;
+    std::string buffer;
+    bool reaped = false;
+  };
+  std::vector<Child> children_;
+  int out_ = -1;
+};
+
+// Opens every rank of the setup, runs the body in each, and expects "" from all.
+using RankBody = std::function<std::string(Peer& peer, int rank)>;
+void run_ranks(const Setup& setup, const RankBody& body, unsigned host_threads = 1, Options* options = nullptr);
+
+// "" when the status has this code and its text has every part; else what it was.
+std::string expect_error(const Status& status, strata_status code, const std::vector<std::string>& parts);
+std::string expect_ok(const Status& status);
+
+}  // namespace strata::test
+
+#define RETURN_IF_BAD(expr)                                    \
+  do {                                                         \
+    if (std::string bad_ = (expr); !bad_.empty()) return bad_; \
+  } while (0)
