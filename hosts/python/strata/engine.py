@@ -1,0 +1,282 @@
+"""Engine: one rank's engine, from manifest to close. Fetch: a unit's weights while they are readable.
+
+Threads: one thread at a time per engine, any thread. Python's lock is released while a call runs, so ranks can be
+threads (ranks.py). Ctrl-C takes effect when the running call returns; every call has the manifest's deadline.
+Calls marked collective are made by all ranks in the same order.
+"""
+import collections
+import ctypes
+import logging
+import math
+import os
+import weakref
+
+from . import _abi
+from ._library import library
+from .errors import FailedPrecondition, InvalidArgument, NotFound, error_of
+from .model import Group, Unit, c_text
+
+TIERS = ("device", "cpu", "nvme")
+PlanItem = collections.namedtuple("PlanItem", "what tier bytes")
+_SKIP = ("struct_size", "abi_minor", "reserved")
+
+
+def _tuple_class(name, struct, doc):
+    cls = collections.namedtuple(name, [field for field, _ in struct._fields_ if field not in _SKIP])
+    cls.__doc__ = doc
+    return cls
+
+
+StepInfo = _tuple_class("StepInfo", _abi.strata_step_info,
+                        "strata_step_info of strata.h; grad_norm, clip_factor and was_applied are of the last step.")
+Counters = _tuple_class("Counters", _abi.strata_counters,
+                        "strata_counters of strata.h: exact bytes and calls; tier_* are (device, cpu, nvme).")
+
+
+def _to_tuple(cls, struct):
+    values = (getattr(struct, field) for field in cls._fields)
+    return cls(*(tuple(v) if isinstance(v, ctypes.Array) else v for v in values))
+
+
+class Engine:
+    """Opens an engine; use it as a context manager, or call close.
+
+    manifest     path of the TOML file; or
+    text         its text (relative paths in it then resolve against the working directory)
+    overrides    ["zero_optimization.stage=2", ...]: applied after the file, with the same checks
+    plugin_dir   searched last for plugins; None: plugins/ beside libstrata.so
+    log          called as log(level, domain, text) with levels of the logging module, from any thread; it must not call
+                 the engine. None: lines on stderr
+    thread_rank  this rank when ranks are threads (see run_threads); None: the launcher's environment says
+                 (STRATA_RANK, STRATA_WORLD_SIZE and STRATA_JOB, torchrun's, Open MPI's or Slurm's), else a single rank
+
+    Collective. InvalidArgument names file, line, column and the nearest key.
+    """
+
+    def __init__(self, manifest=None, *, text=None, overrides=(), plugin_dir=None, log=None, thread_rank=None):
+        self._lib = library()
+        if isinstance(overrides, str):
+            raise InvalidArgument(f"overrides must be a list of \"key=value\", not the text {overrides!r}")
+        lines = [c_text(line, "an override") for line in overrides]
+        args = _abi.strata_engine_args(
+            manifest=None if manifest is None else os.fsencode(manifest),
+            manifest_text=None if text is None else c_text(text, "the manifest"),
+            overrides=(ctypes.c_char_p * len(lines))(*lines), override_count=len(lines),
+            plugin_dir=None if plugin_dir is None else os.fsencode(plugin_dir))
+        callback = _log_callback(log) if log else None
+        if callback:
+            args.log = callback
+        if thread_rank is not None:
+            args.threads, args.rank, args.world = 1, thread_rank.rank, thread_rank.world
+            args.job = c_text(thread_rank.job, "the job's name")
+        handle = _abi.Engine()
+        self._raise_on(self._lib.strata_open(ctypes.byref(args), ctypes.byref(handle)))
+        self._handle = handle
+        self._pid = os.getpid()
+        # Runs at close, when the engine is forgotten, or at exit; it keeps the log callback alive until then.
+        self._close = weakref.finalize(self, _close, self._lib, handle, self._pid, callback)
+        self.rank = self._lib.strata_rank(handle)
+        self.world = self._lib.strata_world(handle)
+        self.meta = Meta(weakref.ref(self))
+        self._groups = 1
+        self._keeps_gradients = self.setting("zero_optimization.contiguous_gradients") == "false"
+        self._gradients = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def close(self):
+        """Joins a running update and frees everything; views end. Does not wait for other ranks. Twice is fine."""
+        self._close()
+        self._gradients.clear()
+
+    @property
+    def closed(self):
+        return not self._close.alive
+
+    # ---- registering ----
+
+    def group(self, lr=None, betas=None, eps=None, weight_decay=None):
+        """A param group; None takes the manifest's value. Before commit."""
+        group = Group(self, lr, betas, eps, weight_decay)
+        self._groups += 1
+        return group
+
+    def unit(self, name):
+        """A unit: params that are fetched together. Before commit. Params are registered through it."""
+        return Unit(self, name)
+
+    def commit(self):
+        """Ends registration: agrees with the other ranks, plans every byte, allocates. Collective.
+
+        Weights are zero until written. ResourceExhausted with the numbers and the key to change when it cannot fit.
+        """
+        self._call("strata_commit")
+
+    # ---- the step ----
+
+    def fetch(self, unit):
+        """Makes a unit's weights whole and readable: `with engine.fetch(unit): w = param.view()`. Nests.
+
+        Collective at stage 3, and after an update at stages 1 and 2. ResourceExhausted: max_live_parameters.
+        """
+        return Fetch(self, unit)
+
+    def end_backward(self):
+        """Ends one micro-batch on this rank: units not yet done are reduced. Collective."""
+        self._call("strata_end_backward")
+        self._gradients.clear()
+
+    def step(self, lr=None, group_lr=None):
+        """One optimizer step; returns while the update runs. Collective.
+
+        lr is that of group 0 and of groups without one of their own, None the manifest's; group_lr is {Group: lr}.
+        Needs gradient_accumulation_steps ended micro-batches, else FailedPrecondition.
+        """
+        args = _abi.strata_step_args(lr=math.nan if lr is None else lr)
+        if group_lr:
+            rates = [math.nan] * self._groups
+            for group, rate in group_lr.items():
+                rates[group.number] = rate
+            args.group_lr = (ctypes.c_double * len(rates))(*rates)
+            args.group_count = len(rates)
+        self._call("strata_step", ctypes.byref(args))
+
+    def wait(self):
+        """Waits until no update is running; raises its error if it had one."""
+        self._call("strata_wait")
+
+    # ---- what is going on ----
+
+    def info(self):
+        """StepInfo; waits for the last step's norm only."""
+        struct = _abi.strata_step_info()
+        self._call("strata_get_step_info", ctypes.byref(struct))
+        return _to_tuple(StepInfo, struct)
+
+    def counters(self, last_step=False):
+        """Counters since the start, or of the last step."""
+        struct = _abi.strata_counters()
+        self._call("strata_get_counters", _abi.COUNT_LAST_STEP if last_step else _abi.COUNT_TOTAL, ctypes.byref(struct))
+        return _to_tuple(Counters, struct)
+
+    def plan(self):
+        """[PlanItem(what, tier, bytes)] of this rank, after commit."""
+        count = ctypes.c_uint64()
+        self._call("strata_get_plan", None, 0, ctypes.byref(count))
+        items = (_abi.strata_plan_item * count.value)()
+        for item in items:
+            item.struct_size = ctypes.sizeof(item)
+        self._call("strata_get_plan", items, count.value, ctypes.byref(count))
+        return [PlanItem(item.what.decode(), TIERS[item.tier], item.bytes) for item in items]
+
+    def setting(self, key):
+        """A setting as text, by manifest key ("zero_optimization.stage"), defaults and derived values included."""
+        return self._text("strata_get_setting", key)
+
+    # ---- checkpoints ----
+
+    def save(self, root, tag):
+        """Saves to <root>/<tag>, atomically; `latest` names it afterwards. Between steps only. Collective."""
+        self._call("strata_save", os.fsencode(root), c_text(tag, "the tag"))
+
+    def load(self, root, tag=None):
+        """Loads <root>/<tag> (None: the latest), saved at any world size and stage, after commit. Collective."""
+        self._call("strata_load", os.fsencode(root), None if tag is None else c_text(tag, "the tag"))
+
+    def export_weights(self, path):
+        """Writes every param's weight into one file. Collective."""
+        self._call("strata_export_weights", os.fsencode(path))
+
+    # ---- calls ----
+
+    def _call(self, function, *args):
+        if self.closed:
+            raise FailedPrecondition(f"{function}: the engine is closed")
+        self._raise_on(getattr(self._lib, function)(self._handle, *args))
+
+    def _raise_on(self, status):
+        if status != _abi.STATUS["OK"]:
+            raise error_of(status, self._lib.strata_last_error().decode(errors="replace"))
+
+    def _text(self, function, key):
+        value = ctypes.c_char_p()
+        self._call(function, c_text(key, "the key"), ctypes.byref(value))
+        return value.value.decode()
+
+    def _keep_gradient(self, array):
+        if self._keeps_gradients:
+            self._gradients.append(array)
+
+
+def _close(lib, handle, pid, callback):
+    if os.getpid() == pid:  # a forked child has a copy of the engine, but none of its threads
+        lib.strata_close(handle)
+
+
+def _log_callback(log):
+    levels = {_abi.LOG_DEBUG: logging.DEBUG, _abi.LOG_INFO: logging.INFO, _abi.LOG_WARN: logging.WARNING}
+    blame = {_abi.LOG_HOST_MISBEHAVING: "(host misbehaving) ", _abi.LOG_PLUGIN_MISBEHAVING: "(plugin misbehaving) "}
+
+    def call(_, level, domain, text):
+        log(levels.get(level, logging.ERROR), domain.decode(errors="replace"),
+            blame.get(level, "") + text.decode(errors="replace"))
+
+    return _abi.LogFn(call)
+
+
+class Fetch:
+    """A fetched unit. Its end as a context manager, or release(), gives the weights back; views of them end there."""
+
+    def __init__(self, engine, unit):
+        engine._call("strata_fetch", unit.number, None)
+        self.unit, self._engine, self._released = unit, engine, False
+        for home in unit._brings:
+            if home._fetched == 0:
+                home._fetch_number += 1
+            home._fetched += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        if not self._engine.closed:
+            self.release()
+
+    def release(self):
+        """Once per fetch."""
+        if self._released:
+            raise FailedPrecondition(f'unit "{self.unit.name}": this fetch was released already')
+        self._released = True
+        for home in self.unit._brings:
+            home._fetched -= 1
+        self._engine._call("strata_release", self.unit.number, None)
+
+
+class Meta:
+    """engine.meta: texts of the host's own that travel with checkpoints. load replaces them."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __setitem__(self, key, value):
+        self._engine()._call("strata_set_meta", c_text(key, "the key"), c_text(value, f"meta value {key!r}"))
+
+    def __getitem__(self, key):
+        try:
+            return self._engine()._text("strata_get_meta", key)
+        except NotFound:
+            raise KeyError(key) from None
+
+    def get(self, key, default=None):
+        return self[key] if key in self else default
+
+    def __contains__(self, key):
+        try:
+            self[key]
+        except KeyError:
+            return False
+        return True

@@ -1,0 +1,128 @@
+"""What is registered with an engine: groups, units and params. Made by Engine and Unit, never by hand.
+
+They keep their engine alive; the engine does not know them. All are used under the engine's rule: one thread at a time.
+"""
+import ctypes
+import math
+
+import numpy as np
+
+from . import _abi, arrays
+from .errors import InvalidArgument
+
+
+def c_text(text, what):
+    """UTF-8 for a char pointer, which would end at the first NUL."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a str, not {type(text).__name__}")
+    if "\0" in text:
+        raise InvalidArgument(f"{what} contains a NUL character")
+    return text.encode()
+
+
+class Group:
+    """Params with their own optimizer settings. Group 0, the manifest's [optimizer.params], needs no object."""
+
+    def __init__(self, engine, lr, betas, eps, weight_decay):
+        values = [math.nan if v is None else v for v in (lr, *(betas or (None, None)), eps, weight_decay)]
+        args = _abi.strata_group_args(**dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), values)))
+        number = _abi.Group()
+        engine._call("strata_add_group", ctypes.byref(args), ctypes.byref(number))
+        self.number = number.value
+
+
+class Unit:
+    """Params that are fetched together, usually one layer."""
+
+    def __init__(self, engine, name):
+        number = _abi.Unit()
+        engine._call("strata_add_unit", c_text(name, "a unit's name"), ctypes.byref(number))
+        self.engine, self.name, self.number = engine, name, number.value
+        self._fetched = 0       # fetches, of this unit or of one tied to it, that were not released
+        self._fetch_number = 0  # which stretch of being fetched this is: views belong to one
+        self._brings = {self}   # units whose weights a fetch of this one makes readable
+
+    def param(self, name, shape, dtype="fp32", group=None, frozen=False, tied_to=None):
+        """Registers a param; before commit.
+
+        shape is a tuple of sizes, () a scalar; 0 is a size. dtype is "fp32", "bf16" or "fp16". A frozen param has no
+        gradient and no optimizer state. tied_to is another Param of the same shape and dtype whose storage this name
+        shares: gradients of both names add up, and fetching this unit makes the other's readable, too.
+        """
+        return Param(self, name, shape, dtype, group, frozen, tied_to)
+
+    def grads_done(self):
+        """This rank adds no more gradients to the unit in this micro-batch: reduce it when its turn comes.
+
+        Optional: end_backward does it for the units left. Calling it early lets the reduction run under the backward.
+        """
+        self.engine._call("strata_grads_done", self.number)
+
+    def _is_fetched(self, fetch_number):
+        return self._fetched > 0 and self._fetch_number == fetch_number and not self.engine.closed
+
+
+class Param:
+    """A named tensor. `shape` and `dtype` are as registered."""
+
+    def __init__(self, unit, name, shape, dtype, group, frozen, tied_to):
+        dims = arrays.shape_of(shape)
+        args = _abi.strata_param_args(name=c_text(name, "a param's name"), shape=dims, ndim=len(dims),
+                                      dtype=arrays.dtype_code(dtype), group=group.number if group else 0,
+                                      flags=_abi.PARAM_FROZEN if frozen else 0, tied=tied_to is not None,
+                                      tied_to=tied_to.number if tied_to is not None else 0)
+        number = _abi.Param()
+        unit.engine._call("strata_add_param", unit.number, ctypes.byref(args), ctypes.byref(number))
+        self.unit, self.name, self.number = unit, name, number.value
+        self.shape, self.dtype = tuple(dims), dtype
+        self._home = tied_to._home if tied_to is not None else unit  # the unit that holds the storage
+        unit._brings.add(self._home)
+
+    def write(self, value, root=0):
+        """Sets the param, on all ranks, to rank `root`'s array: float32 or the param's dtype. Collective.
+
+        The weight and the optimizer's fp32 master are set, a float32 value at full precision; moments stay. Ranks other
+        than root may pass None. Joins a running update; refused while a unit is fetched or micro-batches are in.
+        """
+        tensor = None
+        if value is not None:
+            struct, value = arrays.tensor_of(value, f'param "{self.name}"')
+            tensor = ctypes.byref(struct)
+        self.unit.engine._call("strata_write_param", self.number, tensor, root)
+
+    def read(self, array="weight", dtype="fp32"):
+        """A new array with a whole array of the param, on every rank. Collective.
+
+        "weight" in float32 or, with dtype=param.dtype, as it is stored; "master", "exp_avg", "exp_avg_sq" and "grad"
+        (the reduced sum over ranks and micro-batches, unscaled) in float32. Joins a running update. NotFound when the
+        param has no such array.
+        """
+        arrays.dtype_code(dtype)
+        out = np.empty(self.shape, arrays.NUMPY_DTYPE[dtype])
+        struct, out = arrays.tensor_of(out, f'param "{self.name}"')
+        name = c_text(array, "the array's name")
+        self.unit.engine._call("strata_read_param", self.number, name, ctypes.byref(struct))
+        return out
+
+    def view(self):
+        """The fetched weight, without a copy, read-only, in the param's dtype (bf16: see arrays.py). See arrays.View.
+
+        FailedPrecondition while the unit is not fetched.
+        """
+        tensor = _abi.strata_tensor()
+        self.unit.engine._call("strata_param_view", self.number, ctypes.byref(tensor))
+        return arrays.view_of(tensor, self._home, self.name)
+
+    def float32(self):
+        """The fetched weight as a new float32 array, the caller's own: what to compute with when weights are bf16."""
+        return arrays.to_float32(self.view())
+
+    def grad(self, value):
+        """Adds a gradient of this micro-batch: an array of the param's shape, float32, float16 or bfloat16.
+
+        Any number of times. It is read before the call returns, unless the manifest says contiguous_gradients = false:
+        then it is kept alive here, and must not be changed, until end_backward.
+        """
+        struct, value = arrays.tensor_of(value, f'gradient of param "{self.name}"')
+        self.unit.engine._call("strata_grad", self.number, ctypes.byref(struct), None)
+        self.unit.engine._keep_gradient(value)
