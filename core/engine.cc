@@ -1,150 +1,15 @@
+// engine.cc - one rank's engine between open and close: registration and plan, the step, tensors and checkpoints,
+// questions, guards. The step is the part to read; how an engine comes up is in engine_open.cc.
 #include "core/engine.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
-#include "core/batch.h"
-#include "core/library_dir.h"
-#include "core/log.h"
-#include "core/manifest.h"
 #include "core/manifest_keys.h"
 
 namespace strata {
-
-// ---- opening -----------------------------------------------------------------------------------------------------
-
-Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out) {
-  std::unique_ptr<Engine> e(new Engine);
-  e->pid_ = getpid();
-  if (args.log) {
-    e->sink_ = [fn = args.log, ctx = args.log_ctx](strata_log_level level, const std::string& domain,
-                                                   const std::string& text) {
-      fn(ctx, level, domain.c_str(), text.c_str());
-    };
-  } else {
-    e->sink_ = stderr_sink();
-  }
-  STRATA_RETURN_IF_ERROR(e->read_settings(args));
-  STRATA_RETURN_IF_ERROR(e->open_plugins(args));
-  *out = std::move(e);
-  return Ok();
-}
-
-Status Engine::read_settings(const strata_engine_args& args) {
-  std::vector<std::string> overrides, warnings;
-  for (uint64_t i = 0; i < args.override_count; ++i) overrides.emplace_back(args.overrides[i]);
-  if ((args.manifest != nullptr) == (args.manifest_text != nullptr)) {
-    return {STRATA_INVALID_ARGUMENT, "strata_open needs either a manifest path or a manifest text"};
-  }
-  STRATA_RETURN_IF_ERROR(args.manifest
-                             ? read_manifest(args.manifest, overrides, &settings_, &warnings)
-                             : read_manifest_text(args.manifest_text, "manifest text", overrides, &settings_, &warnings));
-  deadline_ = std::chrono::nanoseconds(static_cast<int64_t>(settings_.deadline_seconds * 1e9));
-  const std::string library_dir = args.plugin_dir ? "" : this_library_dir();
-  PluginSearch search = PluginSearch::from_settings(settings_, library_dir);
-  if (args.plugin_dir) search.directories.push_back(args.plugin_dir);
-  plugins_ = std::make_unique<PluginSet>(std::move(search), settings_.plugin_options);
-  preset_options();
-  STRATA_RETURN_IF_ERROR(plugins_->check_options(settings_.plugins));
-  host_ = std::make_unique<Host>(sink_, settings_.log_level, 1, plugins_.get());
-  for (const std::string& warning : warnings) log(STRATA_LOG_WARN, warning);
-  return Ok();
-}
-
-// Manifest keys that are the business of a plugin, whichever serves the role.
-void Engine::preset_options() {
-  const auto hand_on = [this](const char* interface_id, const char* option, auto value, const std::string& key) {
-    plugins_->preset(interface_id, {option, value, settings_.origin(key)}, key, settings_.is_given(key));
-  };
-  const OptimizerSettings& optimizer = settings_.optimizer;
-  const std::string params = "optimizer.params.", zero = "zero_optimization.";
-  hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, params + "state_layout");
-  hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode,
-          settings_.is_given("optimizer.type") && !settings_.is_given(params + "adam_w_mode") ? "optimizer.type"
-                                                                                             : params + "adam_w_mode");
-  // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
-  const bool pin_state = settings_.zero_optimization.offload_optimizer.pin_memory;
-  const bool pin_param = settings_.zero_optimization.offload_param.pin_memory;
-  hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param,
-          zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
-}
-
-template <class Opened, class Api>
-Status Engine::open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table) {
-  STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table));
-  STRATA_RETURN_IF_ERROR(plugins_->options(name, &open_args_.options));
-  Status status = instance->open(*table, open_args_).during("plugin " + name);
-  for (const std::string& line : plugins_->take_log_lines()) log(STRATA_LOG_INFO, line);
-  return status;
-}
-
-Status Engine::open_plugins(const strata_engine_args& args) {
-  open_args_.struct_size = sizeof(open_args_);
-  open_args_.host = host_->c();
-  open_args_.deadline_ns = deadline_.count();
-  open_args_.threads = args.threads;
-  open_args_.rank = open_args_.local_rank = args.threads ? args.rank : -1;
-  open_args_.world = open_args_.local_world = args.threads ? args.world : -1;
-  if (args.job) job_ = args.job;
-  open_args_.job = args.job ? job_.c_str() : nullptr;
-
-  const strata_collective_api* collective = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
-  strata_collective_caps ranks;
-  STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
-  rank_ = open_args_.rank = ranks.rank;
-  world_ = open_args_.world = ranks.world;
-  open_args_.local_rank = ranks.local_rank;
-  local_world_ = open_args_.local_world = ranks.local_world;
-  STRATA_RETURN_IF_ERROR(resolve_batch(world_, &settings_));
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  host_->set_threads(settings_.threads > 0 ? static_cast<unsigned>(settings_.threads)
-                                           : std::max(1u, cores / static_cast<unsigned>(local_world_)));
-
-  const strata_device_api* device = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.device, STRATA_DEVICE, &device_, &device));
-  strata_device_caps caps;
-  STRATA_RETURN_IF_ERROR(device_.caps(&caps));
-  device_in_ram_ = (caps.flags & STRATA_DEVICE_HOST_COHERENT) != 0;
-  if (!device_in_ram_ || !(ranks.flags & (STRATA_COLL_ANY_MEMORY | STRATA_COLL_ANY_OUTPUT))) {
-    return {STRATA_UNIMPLEMENTED, "device \"" + settings_.plugins.device + "\" with collective \"" +
-                                      settings_.plugins.collective +
-                                      "\": this version runs on devices whose memory is host memory, with a collective "
-                                      "that writes anywhere"};
-  }
-  open_args_.device = device;
-  open_args_.device_self = device_.self();
-
-  STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_optimizer.device, &state_tier_));
-  STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_param.device, &weight_tier_));
-  const strata_optimizer_api* optimizer = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.optimizer, STRATA_OPTIMIZER, &optimizer_, &optimizer));
-  registry_ = std::make_unique<Registry>(settings_.optimizer);
-  // The checkpoint plugin is opened by the first save or load; its section counts as used.
-  const strata_options* unused = nullptr;
-  (void)plugins_->options(settings_.plugins.checkpoint, &unused);  // absent is fine until it is needed
-  return plugins_->check_all_used();
-}
-
-// The tier a manifest's `device` word names; each offload plugin is opened once and may serve both.
-Status Engine::open_tier(OffloadDevice where, std::unique_ptr<Tier>* out) {
-  if (where == OffloadDevice::kNone) {
-    *out = std::make_unique<Tier>(device_, counters_);
-    return Ok();
-  }
-  const bool cpu = where == OffloadDevice::kCpu;
-  Offload& offload = cpu ? offload_cpu_ : offload_nvme_;
-  if (!offload) {
-    const strata_offload_api* table = nullptr;
-    const std::string& name = cpu ? settings_.plugins.offload_cpu : settings_.plugins.offload_nvme;
-    STRATA_RETURN_IF_ERROR(open_plugin(name, STRATA_OFFLOAD, &offload, &table));
-  }
-  *out = std::make_unique<Tier>(cpu ? kCpuTier : kNvmeTier, offload, counters_);
-  return (*out)->inspect();
-}
 
 Engine::~Engine() { take_down(); }
 
@@ -490,16 +355,6 @@ Status Engine::export_weights(const char* path) {
   STRATA_RETURN_IF_ERROR(between_steps("strata_export_weights"));
   STRATA_RETURN_IF_ERROR(open_checkpoint());
   return snapshot_->export_weights(path);
-}
-
-// The checkpoint plugin brings HDF5 along: it is loaded by the first call that needs it.
-Status Engine::open_checkpoint() {
-  if (snapshot_) return Ok();
-  const strata_checkpoint_api* table = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table));
-  snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, *agreement_, *queue_, *weights_, *states_,
-                                         *tensors_);
-  return Ok();
 }
 
 Status Engine::set_meta(const char* key, const char* value) {

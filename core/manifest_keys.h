@@ -45,8 +45,8 @@ struct ManifestKey {
   std::string doc;      // one sentence, units included
   bool optional = false;
   KeyRange range{};                // numbers only
-  std::vector<KeyChoice> choices;  // words only
-  std::string deepspeed;           // full path of a DeepSpeed spelling that is accepted too
+  std::vector<KeyChoice> choices = {};  // words only
+  std::string deepspeed = "";           // full path of a DeepSpeed spelling that is accepted too
 };
 
 struct ManifestSection {
