@@ -29,8 +29,8 @@ typedef struct strata_fault_control_api {
   uint64_t(STRATA_CALL* waiting)(const char* name);
 
   /* Calls of slot `op` seen so far, failed and held ones included, by all instances of this tag and rank; they outlive
-   * the instances. rank -1: all ranks. `op` is a slot ("write": of every interface that has it) or an interface and a
-   * slot ("offload.write"). Unknown names give 0. [any] */
+   * the instances. rank: as the instance was opened with; -1: all. `op` is a slot ("write": of every interface that has
+   * it) or an interface and a slot ("offload.write"). Unknown names give 0. [any] */
   uint64_t(STRATA_CALL* count)(const char* tag, int32_t rank, const char* op);
   /* Bytes those calls asked for. device: bytes of alloc, copy, fill, what cast writes, what the others read;
    * offload: bytes of alloc, read, write; collective: bytes of alloc, and the output bytes of all items;

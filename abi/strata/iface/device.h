@@ -5,7 +5,7 @@
  * device_host does all of it with plain memory and threads, so the core needs no GPU to run.
  * Every operation takes a stream; on the CPU domain it is done when the call returns, elsewhere it is enqueued.
  * Arithmetic rules (the same bits on every device): no FMA contraction, no flush to zero; a NaN result is stored
- * as 0x7FC00000 (F32), 0x7FC0 (BF16) or 0x7E00 (F16).
+ * as 0x7FC00000 (F32), 0x7FC0 (BF16), 0x7E00 (F16) or 0x7FF8000000000000 (the fp64 sums).
  */
 #ifndef STRATA_IFACE_DEVICE_H
 #define STRATA_IFACE_DEVICE_H
@@ -55,7 +55,8 @@ typedef struct strata_device_api {
    * RESOURCE_EXHAUSTED names bytes wanted and free. [any][open] may block */
   strata_status(STRATA_CALL *alloc)(strata_device *self, uint64_t bytes, void **out);
   void(STRATA_CALL *free)(strata_device *self, void *ptr); /* Required. NULL is ignored. [any][open] */
-  /* Optional (default: UNIMPLEMENTED, the caller uses plain memory and says so). Page-locked host memory. */
+  /* Optional (default: UNIMPLEMENTED, the caller uses plain memory and says so). Page-locked host memory,
+   * 4096-aligned. */
   strata_status(STRATA_CALL *alloc_pinned)(strata_device *self, uint64_t bytes, void **out);
   void(STRATA_CALL *free_pinned)(strata_device *self, void *ptr);
 

@@ -1,0 +1,215 @@
+// bench_engine.cc - what the engine itself costs: `bench_engine NAME`, last line JSON (see bench/run).
+//
+//   fetch_release_resident_us   one fetch and release of a unit that is whole and up to date, world 1
+//   counters_overhead           time spent counting, in percent of a step: (counter updates per step x cost of one
+//                               update) / step time, on a small model, where the share is largest
+//   plan_vs_measured_bytes      largest difference between the printed plan and the kernel's figure for resident
+//                               memory (smaps_rollup) over stages 1, 2, 3 at 2 ranks, in percent of the plan
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "strata/strata.h"
+
+namespace {
+
+void check(strata_status status, const char* what) {
+  if (status == STRATA_OK) return;
+  std::fprintf(stderr, "%s: %s\n", what, strata_last_error());
+  std::exit(1);
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+std::string machine() {
+  std::ifstream in("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("model name", 0) == 0) break;
+  }
+  const size_t colon = line.find(": ");
+  return (colon == std::string::npos ? "unknown" : line.substr(colon + 2)) + ", " +
+         std::to_string(std::thread::hardware_concurrency()) + " cores";
+}
+
+void print(const char* name, double value, double target, const char* unit, const char* against) {
+  std::printf("{\"name\": \"%s\", \"value\": %.4g, \"target\": %.4g, \"unit\": \"%s\", \"better\": \"lower\", "
+              "\"against\": \"%s\", \"machine\": \"%s\"}\n",
+              name, value, target, unit, against, machine().c_str());
+}
+
+// Units of one bf16 matrix each.
+struct Run {
+  strata_engine* engine = nullptr;
+  std::vector<int64_t> shape;
+  std::vector<uint16_t> grad;
+  uint32_t units;
+
+  Run(int rank, int world, const std::string& job, int stage, const std::string& offload, uint32_t units_, int64_t side)
+      : shape{side, side}, grad(static_cast<size_t>(side * side), 0x3c00), units(units_) {
+    const std::string manifest =
+        "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\nthreads = 1\n"
+        "[zero_optimization]\nstage = " + std::to_string(stage) +
+        (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") +
+        (offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + offload + "\"\n");
+    strata_engine_args args;
+    STRATA_INIT(&args);
+    args.manifest_text = manifest.c_str();
+    args.threads = 1;
+    args.rank = rank;
+    args.world = world;
+    args.job = job.c_str();
+    check(strata_open(&args, &engine), "open");
+    for (uint32_t u = 0; u < units; ++u) {
+      strata_unit unit;
+      check(strata_add_unit(engine, ("unit" + std::to_string(u)).c_str(), &unit), "add_unit");
+      strata_param_args p;
+      STRATA_INIT(&p);
+      const std::string name = "w" + std::to_string(u);
+      p.name = name.c_str();
+      p.shape = shape.data();
+      p.ndim = 2;
+      p.dtype = STRATA_BF16;
+      strata_param id;
+      check(strata_add_param(engine, unit, &p, &id), "add_param");
+    }
+  }
+  ~Run() { strata_close(engine); }
+
+  void step() {
+    for (uint32_t u = 0; u < units; ++u) {
+      check(strata_fetch(engine, u, nullptr), "fetch");
+      check(strata_release(engine, u, nullptr), "release");
+    }
+    strata_tensor t;
+    STRATA_INIT(&t);
+    t.data = grad.data();
+    t.device_type = STRATA_CPU;
+    t.dtype = STRATA_BF16;
+    t.ndim = 2;
+    t.shape = shape.data();
+    for (uint32_t u = units; u-- > 0;) {
+      check(strata_fetch(engine, u, nullptr), "fetch");
+      check(strata_grad(engine, u, &t, nullptr), "grad");
+      check(strata_release(engine, u, nullptr), "release");
+      check(strata_grads_done(engine, u), "grads_done");
+    }
+    check(strata_end_backward(engine), "end_backward");
+    check(strata_step(engine, nullptr), "step");
+    check(strata_wait(engine), "wait");
+  }
+};
+
+void fetch_release() {
+  Run run(0, 1, "bench", 0, "none", 4, 256);
+  check(strata_commit(run.engine), "commit");
+  run.step();
+  std::vector<double> times;
+  for (int round = 0; round < 21; ++round) {
+    const int n = 20000;
+    const double start = now();
+    for (int i = 0; i < n; ++i) {
+      check(strata_fetch(run.engine, 1, nullptr), "fetch");
+      check(strata_release(run.engine, 1, nullptr), "release");
+    }
+    times.push_back((now() - start) / n * 1e6);
+  }
+  print("fetch_release_resident_us", median(times), 2.0, "us", "-");
+}
+
+void counters() {
+  Run run(0, 1, "bench", 3, "cpu", 8, 128);
+  check(strata_commit(run.engine), "commit");
+  for (int i = 0; i < 20; ++i) run.step();
+  std::vector<double> steps;
+  for (int i = 0; i < 200; ++i) {
+    const double start = now();
+    run.step();
+    steps.push_back(now() - start);
+  }
+  strata_counters c;
+  STRATA_INIT(&c);
+  check(strata_get_counters(run.engine, STRATA_COUNT_LAST_STEP, &c), "counters");
+  // Per fetch one update, per collective two, per gradient one, per sub-group two, per reduced segment one.
+  const double updates = static_cast<double>(c.fetches + 2 * (c.gather_calls + c.reduce_calls + 1) + run.units +
+                                             2 * run.units + run.units);
+  std::atomic<uint64_t> counter{0};
+  const int n = 10'000'000;
+  const double start = now();
+  for (int i = 0; i < n; ++i) counter.fetch_add(static_cast<uint64_t>(i), std::memory_order_relaxed);
+  const double each = (now() - start) / n;
+  std::printf("%.0f counter updates per step, %.1f ns each, step %.0f us\n", updates, each * 1e9, median(steps) * 1e6);
+  print("counters_overhead", 100 * updates * each / median(steps), 1.0, "%", "the step without counting");
+}
+
+uint64_t resident() {
+  std::ifstream in("/proc/self/smaps_rollup");
+  std::string word;
+  uint64_t kib = 0;
+  while (in >> word) {
+    if (word == "Rss:") in >> kib;
+  }
+  return kib * 1024;
+}
+
+uint64_t planned(strata_engine* engine) {
+  std::vector<strata_plan_item> items(32);
+  uint64_t count = 0, bytes = 0;
+  check(strata_get_plan(engine, items.data(), items.size(), &count), "plan");
+  for (uint64_t i = 0; i < count; ++i) bytes += items[i].bytes;
+  return bytes;
+}
+
+void plan() {
+  double worst = 0;
+  for (int stage : {1, 2, 3}) {
+    const int world = 2;
+    const std::string job = "plan" + std::to_string(stage);
+    std::vector<std::unique_ptr<Run>> runs(world);
+    auto on_all = [&](const std::function<void(int)>& fn) {
+      std::vector<std::thread> ranks;
+      for (int r = 0; r < world; ++r) ranks.emplace_back(fn, r);
+      for (auto& t : ranks) t.join();
+    };
+    on_all([&](int r) { runs[static_cast<size_t>(r)] = std::make_unique<Run>(r, world, job, stage, "cpu", 8, 2048); });
+    const uint64_t before = resident();
+    on_all([&](int r) {
+      check(strata_commit(runs[static_cast<size_t>(r)]->engine), "commit");
+      for (int i = 0; i < 2; ++i) runs[static_cast<size_t>(r)]->step();
+    });
+    const double measured = static_cast<double>(resident() - before);
+    const double plan = static_cast<double>(planned(runs[0]->engine) + planned(runs[1]->engine));
+    std::printf("stage %d: plan %.1f MiB, measured %.1f MiB\n", stage, plan / 1048576, measured / 1048576);
+    worst = std::max(worst, 100 * std::abs(measured / plan - 1));
+    on_all([&](int r) { runs[static_cast<size_t>(r)].reset(); });
+  }
+  print("plan_vs_measured_bytes", worst, 2.0, "%", "smaps_rollup");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  if (name == "fetch_release_resident_us") return fetch_release(), 0;
+  if (name == "counters_overhead") return counters(), 0;
+  if (name == "plan_vs_measured_bytes") return plan(), 0;
+  std::fprintf(stderr, "usage: bench_engine fetch_release_resident_us | counters_overhead | plan_vs_measured_bytes\n");
+  return 2;
+}

@@ -1,0 +1,104 @@
+// kernels_avx2.cc - the kernels eight numbers at a time, with AVX2 and F16C. Compiled with those flags; see kernels.h.
+#include <immintrin.h>
+
+#include "kernels_body.h"
+
+namespace strata::device_host {
+namespace {
+
+struct Avx2 {
+  static constexpr size_t kLanes = 8, kDoubles = 4;
+  using Float = __m256;
+  using Double = __m256d;
+
+  template <strata_dtype D>
+  static Float load(const char* p) {
+    if constexpr (D == STRATA_F32) {
+      return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    } else {
+      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      if constexpr (D == STRATA_F16) return _mm256_cvtph_ps(half);
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+  }
+
+  template <strata_dtype D, strata_rounding R>
+  static void store(char* p, Float value) {
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i bits = _mm256_castps_si256(value);
+    if constexpr (D == STRATA_F32) {
+      const __m256i result = _mm256_blendv_epi8(bits, _mm256_set1_epi32(static_cast<int>(kNaN32)), nan);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), result);
+    } else {
+      const __m256i rounded = D == STRATA_BF16 ? bf16_bits<R>(bits) : f16_bits<R>(value);
+      const __m256i result = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(D == STRATA_BF16 ? kNaNBf16 : kNaNF16), nan);
+      // Eight 32-bit lanes to eight 16-bit ones: pack works within 128-bit halves, the permute joins them.
+      const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(result, result), 0x08);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+    }
+  }
+
+  static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+  static bool any_nonfinite(Float value) {
+    const __m256i inf = _mm256_set1_epi32(static_cast<int>(kInf32));
+    const __m256i exponent = _mm256_and_si256(_mm256_castps_si256(value), inf);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi32(exponent, inf)) != 0;
+  }
+
+  template <strata_dtype D>
+  static Double load_double(const char* p) {
+    if constexpr (D == STRATA_F64) {
+      return _mm256_loadu_pd(reinterpret_cast<const double*>(p));
+    } else if constexpr (D == STRATA_F32) {
+      return _mm256_cvtps_pd(_mm_loadu_ps(reinterpret_cast<const float*>(p)));
+    } else {
+      const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+      if constexpr (D == STRATA_F16) return _mm256_cvtps_pd(_mm_cvtph_ps(half));
+      return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16)));
+    }
+  }
+  static Double add(Double a, Double b) { return _mm256_add_pd(a, b); }
+  static Double multiply(Double a, Double b) { return _mm256_mul_pd(a, b); }
+  static void store_double(double* p, Double value) { _mm256_storeu_pd(p, value); }
+
+ private:
+  // Rounded bf16 in the low half of each lane; NaN lanes are replaced by the caller.
+  template <strata_rounding R>
+  static __m256i bf16_bits(__m256i bits) {
+    __m256i bias = _mm256_set1_epi32(0x8000);
+    if constexpr (R == STRATA_ROUND_EVEN) {
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      bias = _mm256_add_epi32(_mm256_set1_epi32(0x7FFF), odd);
+    }
+    return _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+  }
+
+  // The same for binary16. The hardware rounds to even; away from zero follows numbers.h, all cases side by side.
+  template <strata_rounding R>
+  static __m256i f16_bits(Float value) {
+    if constexpr (R == STRATA_ROUND_EVEN) {
+      return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7FFFFFFF));
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x8000));
+    const __m256i normal = _mm256_srli_epi32(_mm256_add_epi32(magnitude, _mm256_set1_epi32(0x1000 - 0x38000000)), 13);
+    const __m256i significand =
+        _mm256_or_si256(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7FFFFF)), _mm256_set1_epi32(0x800000));
+    // Shifts of 32 and more give 0, so magnitudes below half the smallest subnormal vanish by themselves.
+    const __m256i shift = _mm256_sub_epi32(_mm256_set1_epi32(126), _mm256_srli_epi32(magnitude, 23));
+    const __m256i half = _mm256_sllv_epi32(_mm256_set1_epi32(1), _mm256_sub_epi32(shift, _mm256_set1_epi32(1)));
+    const __m256i subnormal = _mm256_srlv_epi32(_mm256_add_epi32(significand, half), shift);
+    __m256i result =
+        _mm256_blendv_epi8(normal, subnormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(0x38800000), magnitude));
+    result = _mm256_blendv_epi8(result, _mm256_set1_epi32(0x7C00),
+                                _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x477FFFFF)));
+    return _mm256_or_si256(result, sign);
+  }
+};
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return kernel_table<Avx2>("avx2"); }
+
+}  // namespace strata::device_host

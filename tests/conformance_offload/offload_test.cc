@@ -1,0 +1,141 @@
+// What every tier promises, in words of strata.offload/1: zero contents, whole transfers, exact ranges, counted bytes.
+// A tier that keeps nothing (null) is held to all but the keeping.
+#include <numeric>
+#include <vector>
+
+#include "offload_fixture.h"
+
+namespace strata::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+struct TierParam {
+  std::string plugin;
+  bool keeps;
+};
+void PrintTo(const TierParam& tier, std::ostream* out) { *out << tier.plugin; }
+
+class Offload : public testing::TestWithParam<TierParam> {
+ protected:
+  void SetUp() override { ASSERT_EQ(tier.open(), STRATA_OK); }
+  std::vector<char> pattern(size_t bytes) {
+    std::vector<char> data(bytes);
+    for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 4096 + 1);
+    return data;
+  }
+  Tier tier{GetParam().plugin};
+};
+
+TEST_P(Offload, SaysWhatItIs) {
+  const strata_offload_caps caps = tier.caps();
+  EXPECT_GE(caps.io_alignment, 1u);
+  EXPECT_EQ(caps.io_alignment & (caps.io_alignment - 1), 0u);
+  EXPECT_GE(caps.max_inflight, 1u);
+  EXPECT_EQ(caps.used_bytes, 0u);
+  EXPECT_EQ(caps.pinned_bytes, 0u);
+  EXPECT_GT(caps.budget_bytes, 0u);
+}
+
+TEST_P(Offload, FreshRegionsAreZero) {
+  for (uint64_t bytes : {uint64_t{4096}, uint64_t{1} << 20, (uint64_t{9} << 20) + 4096}) {
+    const strata_region region = tier.alloc(bytes);
+    std::vector<char> data(bytes, 'x');
+    ASSERT_EQ(tier.read(region, 0, data.data(), bytes), STRATA_OK);
+    EXPECT_EQ(std::count(data.begin(), data.end(), 0), static_cast<ptrdiff_t>(bytes));
+    if (tier.caps().flags & STRATA_OFFLOAD_ADDRESSABLE) {
+      void* address = nullptr;
+      ASSERT_EQ(tier.api->map(tier.self, region, &address), STRATA_OK);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(address) % 4096, 0u);
+      EXPECT_EQ(static_cast<char*>(address)[bytes - 1], 0);
+    }
+    // Memory that comes back from a freed region must be zero again.
+    auto full = pattern(bytes);
+    ASSERT_EQ(tier.write(region, 0, full.data(), bytes), STRATA_OK);
+    tier.api->free(tier.self, region);
+  }
+}
+
+TEST_P(Offload, KeepsWhatIsWritten) {
+  constexpr uint64_t kBytes = (3 << 20) + 8192;
+  auto data = pattern(kBytes);
+  const strata_region region = tier.alloc(kBytes), other = tier.alloc(4096);
+  ASSERT_EQ(tier.write(region, 0, data.data(), kBytes), STRATA_OK);
+  const std::vector<char> expected = GetParam().keeps ? data : std::vector<char>(kBytes);
+  std::vector<char> back(kBytes, 'x');
+  for (uint64_t offset : {uint64_t{0}, uint64_t{4096}, uint64_t{1} << 20, kBytes - 4096}) {
+    const uint64_t n = kBytes - offset;
+    ASSERT_EQ(tier.read(region, offset, back.data(), n), STRATA_OK);
+    EXPECT_EQ(std::memcmp(back.data(), expected.data() + offset, n), 0) << offset;
+  }
+  ASSERT_EQ(tier.read(other, 0, back.data(), 4096), STRATA_OK);
+  EXPECT_EQ(std::count(back.begin(), back.begin() + 4096, 0), 4096);
+}
+
+TEST_P(Offload, SetsTheEventOnce) {
+  std::vector<char> data(8192);
+  const strata_region region = tier.alloc(8192);
+  for (bool is_write : {true, false}) {
+    Event done = Event::create();
+    ASSERT_EQ(is_write ? tier.write(region, 0, data.data(), 8192, done.get())
+                       : tier.read(region, 0, data.data(), 8192, done.get()),
+              STRATA_OK);
+    EXPECT_TRUE(done->wait(std::chrono::seconds(10)).ok());
+    EXPECT_TRUE(done->is_set());
+  }
+}
+
+TEST_P(Offload, RangesAreExact) {
+  constexpr uint64_t kBytes = 3 * 4096;
+  const strata_region region = tier.alloc(kBytes);
+  std::vector<char> data(2 * kBytes);
+  EXPECT_EQ(tier.read(region, 0, data.data(), kBytes), STRATA_OK);
+  EXPECT_EQ(tier.read(region, kBytes, data.data(), 0), STRATA_OK);
+  EXPECT_EQ(tier.write(region, kBytes - 4096, data.data(), 4096), STRATA_OK);
+  const std::pair<uint64_t, uint64_t> outside[] = {
+      {0, kBytes + 4096},        {4096, kBytes},           {kBytes, 4096}, {kBytes + 4096, 0},
+      {UINT64_MAX - 4095, 4096}, {4096, UINT64_MAX - 4095}};
+  for (auto [offset, bytes] : outside) {
+    Event done = Event::create();
+    ASSERT_EQ(tier.read(region, offset, data.data(), bytes, done.get()), STRATA_OUT_OF_RANGE) << offset << " " << bytes;
+    EXPECT_THAT(reason(STRATA_OUT_OF_RANGE),
+                AllOf(HasSubstr("layer3 exp_avg"), HasSubstr(std::to_string(offset)), HasSubstr(std::to_string(bytes)),
+                      HasSubstr(std::to_string(kBytes))));
+    EXPECT_FALSE(done->is_set()) << "a call that fails leaves its event alone";
+    EXPECT_EQ(tier.write(region, offset, data.data(), bytes), STRATA_OUT_OF_RANGE);
+  }
+}
+
+TEST_P(Offload, RefusesWhatIsNotThere) {
+  char byte = 0;
+  strata_region region = 0;
+  EXPECT_EQ(tier.read(0, 0, &byte, 0), STRATA_NOT_FOUND);
+  EXPECT_EQ(tier.write(12345, 0, &byte, 1), STRATA_NOT_FOUND);
+  EXPECT_THAT(reason(STRATA_NOT_FOUND), HasSubstr("12345"));
+  EXPECT_EQ(tier.api->alloc(tier.self, 0, "empty unit", &region), STRATA_INVALID_ARGUMENT);
+  EXPECT_THAT(reason(STRATA_INVALID_ARGUMENT), HasSubstr("empty unit"));
+  region = tier.alloc(4096);
+  EXPECT_EQ(tier.read(region, 0, nullptr, 4096), STRATA_INVALID_ARGUMENT);
+  tier.api->free(tier.self, region);
+  EXPECT_EQ(tier.read(region, 0, &byte, 0), STRATA_NOT_FOUND);
+  tier.api->free(tier.self, region);  // said, not fatal
+  EXPECT_THAT(tier.rank.log_lines.back(), HasSubstr("free"));
+}
+
+TEST_P(Offload, CountsBytesExactly) {
+  const strata_region a = tier.alloc(4096), b = tier.alloc(3 << 20);
+  EXPECT_NE(a, 0u);
+  EXPECT_NE(a, b);
+  EXPECT_EQ(tier.caps().used_bytes, 4096u + (3 << 20));
+  tier.api->free(tier.self, a);
+  EXPECT_EQ(tier.caps().used_bytes, 3u << 20);
+  tier.api->free(tier.self, b);
+  EXPECT_EQ(tier.caps().used_bytes, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, Offload, testing::Values(TierParam{"offload_cpu", true}, TierParam{"null", false}),
+                         [](const auto& tested) { return tested.param.plugin; });
+
+}  // namespace
+}  // namespace strata::test

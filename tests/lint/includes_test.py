@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Includes go one way: hosts and examples -> abi <- core; abi <- libs <- plugins.
+
+  abi                 <stddef.h>, <stdint.h> and "strata/..."
+  core                no plugin, and no header of a backend (CUDA, NCCL, HDF5, MPI, io_uring, CBLAS)
+  libs, plugins       never core/; a plugin sees "strata/...", libs and its own folder, never another plugin
+  hosts, examples     "strata/strata.h" and their own files
+A header of a backend is included only by the plugins made for it.
+"""
+import re
+import sys
+
+import house
+
+BACKENDS = {  # header -> the folders that are made for it
+    r"cuda|cub/|cooperative_groups|nv|cublas": r"plugins/\w*(cuda|nccl|adamw)\w*|libs/cuda\w*|bench|tests",
+    r"nccl": r"plugins/comm_nccl|bench|tests",
+    r"hdf5|H5": r"plugins/checkpoint|bench|tests",
+    r"mpi\.h|mpi/": r"plugins/comm_mpi|bench|tests",
+    r"liburing|libaio": r"plugins/offload_nvme|libs/io|bench|tests",
+    r"cblas|openblas|oneapi/|dnnl": r"examples|bench|tests",
+}
+
+
+def exists(*parts):
+    return house.ROOT.joinpath(*parts).is_file()
+
+
+def wrong(path, quote, name):
+    """Why this include is not allowed, or None."""
+    top = path.parts[0]
+    if quote == "<" and name.startswith(("strata/", "core/", "plugins/", "libs/")):
+        return "files of this tree are included with quotes"
+    for header, folders in BACKENDS.items():
+        if re.match(header, name) and quote == "<" and not re.match(f"({folders})(/|$)", path.as_posix()):
+            return "a backend's header, outside the folders made for it"
+    if top == "abi":
+        allowed = name.startswith("strata/") if quote == '"' else name in ("stddef.h", "stdint.h")
+        return None if allowed else "abi includes <stddef.h>, <stdint.h> and strata/ only"
+    if quote == "<":
+        return None
+    if top == "core":
+        return None if name.startswith(("core/", "strata/")) else "core includes core/ and strata/ only"
+    if top in ("plugins", "libs"):
+        own = ".." not in name and (exists(path.parent, name) or exists(*path.parts[:2], name))
+        allowed = name.startswith("strata/") or exists("libs", name) or own
+        return None if allowed else f"{top} include strata/, libs and their own folder only"
+    if top in ("hosts", "examples"):
+        own = exists(path.parent, name) and ".." not in name
+        return None if name == "strata/strata.h" or own else f"{top} include strata/strata.h and their own files only"
+    return None
+
+
+def main():
+    failures, count = [], 0
+    for path in house.files():
+        for line, quote, name in house.includes(path):
+            count += 1
+            why = wrong(path, quote, name)
+            if why:
+                failures.append(f"{path}:{line}: includes {name}: {why}")
+    return house.report(f"{count} includes", failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
+
+    core 8,000 lines in all · a plugin 1,200 · a file 800 · a function 80 · a public header 300
+
+Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
+is not a namespace, class or initializer; that is right for code as clang-format writes it. --list prints all sizes.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
+TEXT = CODE | {".py", ".rs", ".sh"}
+CORE, PLUGIN, FILE, FUNCTION, HEADER = 8000, 1200, 800, 80, 300
+
+# Plugins that are allowed more, and why.
+LARGER_PLUGINS = {
+    "checkpoint": (2800, "shards, the index over them and the weight file are three formats, each with a writer, a "
+                         "reader and checks against damage"),
+    "comm_local": (2700, "ranks as processes and ranks as threads meet differently below one exchange, and every wait "
+                         "names who is missing"),
+    "fault": (1350, "one wrapper per interface, with every slot of it"),
+}
+# And functions: files whose functions are tables.
+TABLES = {"core/manifest_keys.cc": (120, "the key table: one entry per manifest key, grouped as in the manifest")}
+
+
+def lines(path):
+    return path.read_text(errors="replace").count("\n")
+
+
+def files(under, endings):
+    skip = {".git", "build", "__pycache__"}
+    return sorted(path for path in (ROOT / under).rglob("*") if path.suffix in endings and path.is_file()
+                  and path.relative_to(ROOT).parts[0] not in skip
+                  and not any(part.startswith("frozen_") for part in path.parts))
+
+
+def bare(text):
+    """Code without comments, strings, characters and preprocessor lines; line breaks stay."""
+    keep_breaks = lambda match: re.sub(r"[^\n]", " ", match.group(0))  # noqa: E731
+    text = re.sub(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'',
+                  keep_breaks, text, flags=re.S)
+    return re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", keep_breaks, text, flags=re.M)
+
+
+SCOPE = re.compile(r"\s*(inline\s+)?(namespace|extern|enum|union)\b|\s*(template\s*<.*>\s*)?(class|struct)\b[^(]*$",
+                   re.S)
+
+
+def functions(text):
+    """(first line, lines, name) of every function with a body."""
+    code, stack, start = bare(text), [], 0
+    for position, char in enumerate(code):
+        if char == "{":
+            before = code[start:position]
+            inside = bool(stack) and stack[-1][0] != "scope"
+            opens = SCOPE.match(before)
+            is_function = not inside and not opens and "(" in before and not re.search(r"=\s*$", before)
+            first = start + len(before) - len(before.lstrip())
+            stack.append(("function" if is_function else "inside" if inside or not opens else "scope", first, before))
+            start = position + 1
+        elif char == "}" and stack:
+            kind, first, before = stack.pop()
+            if kind == "function":
+                name = re.search(r"([\w:~]+)\s*\(", before)
+                begin = code.count("\n", 0, first) + 1
+                yield begin, code.count("\n", 0, position) + 2 - begin, name.group(1) if name else "?"
+            start = position + 1
+        elif char == ";":
+            start = position + 1
+
+
+def measure():
+    """(what, size, cap)"""
+    yield "core/ in all", sum(map(lines, files("core", CODE))), CORE
+    for folder in sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir()):
+        cap = LARGER_PLUGINS.get(folder.name, (PLUGIN, ""))[0]
+        yield f"plugins/{folder.name} in all", sum(map(lines, files(folder, CODE))), cap
+    for path in files(".", TEXT):
+        relative = path.relative_to(ROOT)
+        yield str(relative), lines(path), HEADER if relative.parts[0] == "abi" and path.suffix == ".h" else FILE
+        if path.suffix in CODE:
+            for line, size, name in functions(path.read_text()):
+                yield f"{relative}:{line} {name}", size, TABLES.get(str(relative), (FUNCTION, ""))[0]
+
+
+def main():
+    broken = 0
+    for what, size, cap in measure():
+        if size > cap:
+            broken += 1
+            print(f"{what}: {size} lines, cap {cap}")
+        elif "--list" in sys.argv:
+            print(f"{what}: {size}")
+    print(f"sizes: {broken} failures")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
