@@ -111,6 +111,13 @@ Status Agreement::same_everywhere(uint64_t value, const std::string& what) {
   return differ.empty() ? Ok() : Status(STRATA_FAILED_PRECONDITION, what + ": " + differ + " differs from rank 0");
 }
 
+Status Agreement::take_from_rank0(const std::string& what, uint64_t* value) {
+  std::vector<uint64_t> all;
+  STRATA_RETURN_IF_ERROR(gather(*value, what, &all));
+  *value = all[0];
+  return Ok();
+}
+
 Status Agreement::all_ok(const Status& mine, const std::string& what) {
   std::vector<uint64_t> all;
   STRATA_RETURN_IF_ERROR(gather(static_cast<uint64_t>(mine.code()), what, &all));

@@ -15,8 +15,8 @@
 namespace strata {
 
 struct StepOutcome {
-  Event known;  // set by the collective thread; the rest is valid after it
-  double norm = 0;                // of the mean gradient
+  Event known;      // set by the collective thread; the rest is valid after it
+  double norm = 0;  // of the mean gradient
   double clip = 1;
   float grad_scale = 0;  // clip / (world * micro-batches), rounded once
   uint32_t apply = 0;
@@ -38,6 +38,8 @@ class Agreement {
   std::shared_ptr<StepOutcome> submit(uint64_t step);
   // Compares a number all ranks must have equal; the error names the ranks that differ from rank 0.
   Status same_everywhere(uint64_t value, const std::string& what);
+  // Gives every rank rank 0's number.
+  Status take_from_rank0(const std::string& what, uint64_t* value);
   // Ends a collective call: OK when it was OK on every rank, this rank's own error, or the ranks that failed.
   Status all_ok(const Status& mine, const std::string& what);
 

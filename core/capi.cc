@@ -220,8 +220,7 @@ strata_status strata_get_setting(strata_engine* engine, const char* key, const c
   return enter(engine, [&](Engine& e) { return key && value ? e.setting(key, value) : missing("key or value"); });
 }
 
-strata_status strata_get_plugin_interface(strata_engine* engine, const char* role, const char* id,
-                                          const void** table) {
+strata_status strata_get_plugin_interface(strata_engine* engine, const char* role, const char* id, const void** table) {
   return enter(engine, [&](Engine& e) {
     return role && id && table ? e.plugin_interface(role, id, table) : missing("role, id or table");
   });

@@ -96,7 +96,7 @@ std::atomic<uint64_t>& CommQueue::time_of(const CommOp& op) {
 
 Status CommQueue::execute(CommOp& op) {
   const Timed timed(time_of(op));
-  for (Event& event : op.after) STRATA_RETURN_IF_ERROR(event->wait(deadline_).during(op.label));
+  for (Event& event : op.after) STRATA_RETURN_IF_ERROR(event->wait(2 * deadline_).during(op.label));
   if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare().during(op.label));
   STRATA_RETURN_IF_ERROR(launch(op).during(op.label));
   count(op);

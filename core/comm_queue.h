@@ -57,7 +57,9 @@ class CommQueue {
   Status flush() { return run({}); }
   // Of all operations submitted so far. Host thread.
   uint64_t hash() const { return hash_; }
-  std::chrono::nanoseconds deadline() const { return deadline_; }
+  // For waits on what the queue does. Longer than a collective's own deadline, which began later than such a wait or at
+  // the same time: the collective must give up first, since its error names the rank that is missing.
+  std::chrono::nanoseconds patience() const { return 3 * deadline_; }
 
  private:
   struct Entry {

@@ -122,7 +122,9 @@ Status Engine::make_plan() {
                            std::to_string(zero.stage) + ", optimizer offload " +
                            words[static_cast<int>(zero.offload_optimizer.device)] + ", param offload " +
                            words[static_cast<int>(zero.offload_param.device)]);
-  for (const std::string& line : plan_.lines()) log(STRATA_LOG_INFO, "plan: " + line);
+  // Every rank's plan is the same; one of them is enough to read.
+  const strata_log_level level = rank_ == 0 ? STRATA_LOG_INFO : STRATA_LOG_DEBUG;
+  for (const std::string& line : plan_.lines()) log(level, "plan: " + line);
   return plan_.check_host(device_in_ram_, local_world_, settings_.host_memory_limit);
 }
 
@@ -243,7 +245,7 @@ std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args
 // buckets by the same order.
 Status Engine::settle() {
   if (settled_) return Ok();
-  STRATA_RETURN_IF_ERROR(outcome_->known->wait(deadline_));
+  STRATA_RETURN_IF_ERROR(outcome_->known->wait(queue_->patience()));
   settled_ = true;
   ++(outcome_->apply ? run_.applied : run_.skipped);
   before_last_step_ = at_last_step_;
@@ -281,9 +283,8 @@ Status Engine::between_steps(const std::string& what) {
   STRATA_RETURN_IF_ERROR(updater_->join());
   STRATA_RETURN_IF_ERROR(settle());
   if (gradients_->filling() || gradients_->micro_batches_done() > 0) {
-    return {STRATA_FAILED_PRECONDITION,
-            what + ": " + std::to_string(gradients_->micro_batches_done()) +
-                " micro-batches of an unfinished step are in; call it after strata_step"};
+    return {STRATA_FAILED_PRECONDITION, what + ": " + std::to_string(gradients_->micro_batches_done()) +
+                                            " micro-batches of an unfinished step are in; call it after strata_step"};
   }
   run_.unit_steps = updater_->unit_steps;
   return Ok();
@@ -398,8 +399,9 @@ Status Engine::setting(const char* key, const char** value) {
 Status Engine::plugin_interface(const std::string& role, const char* id, const void** table) {
   const PluginChoices& chosen = settings_.plugins;
   const std::map<std::string, std::string> roles = {
-      {"device", chosen.device},           {"collective", chosen.collective}, {"offload_cpu", chosen.offload_cpu},
-      {"offload_nvme", chosen.offload_nvme}, {"optimizer", chosen.optimizer}, {"checkpoint", chosen.checkpoint}};
+      {"device", chosen.device},           {"collective", chosen.collective},
+      {"offload_cpu", chosen.offload_cpu}, {"offload_nvme", chosen.offload_nvme},
+      {"optimizer", chosen.optimizer},     {"checkpoint", chosen.checkpoint}};
   const auto it = roles.find(role);
   if (it == roles.end()) return {STRATA_INVALID_ARGUMENT, "there is no plugin role \"" + role + "\""};
   return plugins_->find(it->second, id ? id : "", table);
@@ -423,8 +425,7 @@ Status Engine::usable(bool committed) {
     if (!failure_.ok()) return failure_.during("the engine has FAILED");
   }
   if (committed == committed_) return Ok();
-  return {STRATA_FAILED_PRECONDITION,
-          committed ? "call strata_commit first" : "registration ended with strata_commit"};
+  return {STRATA_FAILED_PRECONDITION, committed ? "call strata_commit first" : "registration ended with strata_commit"};
 }
 
 Status Engine::known_unit(uint32_t unit) const {

@@ -2,14 +2,13 @@
 //
 // The collective comes first, because only it knows rank and world; then the device, the tiers, the optimizer. The
 // checkpoint plugin waits for the first save or load. Nothing large is allocated here.
-#include "core/engine.h"
-
 #include <unistd.h>
 
 #include <algorithm>
 #include <thread>
 
 #include "core/batch.h"
+#include "core/engine.h"
 #include "core/library_dir.h"
 #include "core/log.h"
 #include "core/manifest.h"
@@ -39,9 +38,9 @@ Status Engine::read_settings(const strata_engine_args& args) {
   if ((args.manifest != nullptr) == (args.manifest_text != nullptr)) {
     return {STRATA_INVALID_ARGUMENT, "strata_open needs either a manifest path or a manifest text"};
   }
-  STRATA_RETURN_IF_ERROR(args.manifest
-                             ? read_manifest(args.manifest, overrides, &settings_, &warnings)
-                             : read_manifest_text(args.manifest_text, "manifest text", overrides, &settings_, &warnings));
+  STRATA_RETURN_IF_ERROR(
+      args.manifest ? read_manifest(args.manifest, overrides, &settings_, &warnings)
+                    : read_manifest_text(args.manifest_text, "manifest text", overrides, &settings_, &warnings));
   deadline_ = std::chrono::nanoseconds(static_cast<int64_t>(settings_.deadline_seconds * 1e9));
   const std::string library_dir = args.plugin_dir ? "" : this_library_dir();
   PluginSearch search = PluginSearch::from_settings(settings_, library_dir);
@@ -64,7 +63,7 @@ void Engine::preset_options() {
   hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, params + "state_layout");
   hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode,
           settings_.is_given("optimizer.type") && !settings_.is_given(params + "adam_w_mode") ? "optimizer.type"
-                                                                                             : params + "adam_w_mode");
+                                                                                              : params + "adam_w_mode");
   // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
   const bool pin_state = settings_.zero_optimization.offload_optimizer.pin_memory;
   const bool pin_param = settings_.zero_optimization.offload_param.pin_memory;

@@ -20,11 +20,11 @@ void Executor::drain(Fn fn, void* arg, uint64_t n) {
 }
 
 void Executor::parallel_for(uint64_t n, Fn fn, void* arg) {
-  if (workers_.empty() || n <= 1) {
+  std::unique_lock turn(turn_, std::defer_lock);
+  if (workers_.empty() || n <= 1 || !turn.try_lock()) {
     for (uint64_t i = 0; i < n; ++i) fn(arg, i);
     return;
   }
-  std::lock_guard turn(turn_);
   {
     std::lock_guard lock(mutex_);
     fn_ = fn;

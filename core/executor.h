@@ -1,7 +1,8 @@
 // executor.h - the worker threads of one rank: parallel_for and nothing else.
 //
-// Workers sleep between calls. Calls from several threads of the rank take turns, so that a rank never runs on more
-// threads than it was given. Results never depend on the number of threads: callers cut work at fixed places.
+// Workers sleep between calls. One caller at a time has them; another thread of the rank that calls meanwhile does its
+// work alone instead of waiting, so that a long update never holds up a gather. Results never depend on the number of
+// threads: callers cut work at fixed places.
 #pragma once
 
 #include <atomic>
@@ -28,7 +29,7 @@ class Executor {
   void work();
   void drain(Fn fn, void* arg, uint64_t n);
 
-  std::mutex turn_;  // one parallel_for at a time
+  std::mutex turn_;  // who holds it has the workers
   std::mutex mutex_;
   std::condition_variable start_, done_;
   uint64_t round_ = 0;

@@ -102,8 +102,7 @@ uint64_t Gradients::scratch_bytes() const {
 }
 
 Status Gradients::allocate() {
-  STRATA_RETURN_IF_ERROR(
-      Memory::for_collectives(collective_, buffer_bytes(), &buffers_).during("gradient buffers"));
+  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, buffer_bytes(), &buffers_).during("gradient buffers"));
   STRATA_RETURN_IF_ERROR(
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
@@ -247,7 +246,7 @@ Status Gradients::reclaim(bool wait) {
       ++i;
       continue;
     }
-    STRATA_RETURN_IF_ERROR(flight.done->wait(queue_.deadline()));
+    STRATA_RETURN_IF_ERROR(flight.done->wait(queue_.patience()));
     for (const auto& [offset, bytes] : flight.places) arena_.give(offset, bytes);
     in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
     wait = false;
@@ -398,7 +397,7 @@ Status Gradients::launch() {
   op.then = [this, units, micro = micro_] { return after_reduction(units, micro); };
   flight.done = queue_.submit(std::move(op));
   in_flight_.push_back(std::move(flight));
-  return settings_.overlap_comm ? Ok() : in_flight_.back().done->wait(queue_.deadline());
+  return settings_.overlap_comm ? Ok() : in_flight_.back().done->wait(queue_.patience());
 }
 
 // Collective thread.
@@ -429,8 +428,8 @@ Status Gradients::update_norm(uint32_t unit) {
     const strata_dtype dtype = plan_.owned(s);
     const uint64_t first = s.slice(layout_.rank).begin - layout_.owned(s).begin;
     block_sums_.resize(s.shard / kShardElements);
-    STRATA_RETURN_IF_ERROR(device_.square_sums(slots_[unit].owned[i] + first * dtype_size(dtype), dtype, s.shard,
-                                               block_sums_.data()));
+    STRATA_RETURN_IF_ERROR(
+        device_.square_sums(slots_[unit].owned[i] + first * dtype_size(dtype), dtype, s.shard, block_sums_.data()));
     for (double block : block_sums_) sum += block;
   }
   slots_[unit].norm = sum;

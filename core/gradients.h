@@ -32,7 +32,7 @@ namespace strata {
 // How gradients are summed in this run; see the table above.
 struct GradientPlan {
   int micro_batches = 1;
-  bool local = false;                 // full fp32 accumulators
+  bool local = false;                    // full fp32 accumulators
   strata_dtype communication_dtype = 0;  // 0: the param's own
   strata_dtype wire(const Segment& s) const {
     if (communication_dtype != 0) return communication_dtype;
@@ -84,15 +84,15 @@ class Gradients {
   };
   struct Slot {
     State state = State::kIdle;
-    bool has_buffer = false;                // from the first gradient to the launch of its reduction
-    uint64_t buffer = 0;                    // offset in buffers_
+    bool has_buffer = false;  // from the first gradient to the launch of its reduction
+    uint64_t buffer = 0;      // offset in buffers_
     uint64_t buffer_bytes = 0;
-    std::vector<uint64_t> wire;             // byte offset of each segment in the buffer
-    std::vector<char*> owned;               // per segment, NULL for frozen
-    std::vector<char*> accumulator;         // per segment, full fp32
-    std::vector<uint32_t> feeders;          // registered units whose gradients end up here
-    std::vector<Pending> pending;           // contiguous_gradients = false
-    double norm = 0;                        // collective thread
+    std::vector<uint64_t> wire;      // byte offset of each segment in the buffer
+    std::vector<char*> owned;        // per segment, NULL for frozen
+    std::vector<char*> accumulator;  // per segment, full fp32
+    std::vector<uint32_t> feeders;   // registered units whose gradients end up here
+    std::vector<Pending> pending;    // contiguous_gradients = false
+    double norm = 0;                 // collective thread
   };
   struct InFlight {
     std::vector<std::pair<uint64_t, uint64_t>> places;  // (offset, bytes) in buffers_ that are free when it is done
@@ -134,18 +134,18 @@ class Gradients {
   Memory owned_memory_;
   Arena arena_;
   std::vector<InFlight> in_flight_;
-  std::map<uint32_t, Memory> sums_;        // fp32 sums of params with several gradients, by owner
-  std::vector<uint32_t> contributions_;    // of this micro-batch (local: of this step), by owner
-  std::vector<uint8_t> unit_closed_;       // registered units this rank is done with, this micro-batch
-  std::vector<uint8_t> used_;              // registered units with a gradient this step
-  std::vector<uint32_t> order_;            // canonical
+  std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
+  std::vector<uint32_t> contributions_;  // of this micro-batch (local: of this step), by owner
+  std::vector<uint8_t> unit_closed_;     // registered units this rank is done with, this micro-batch
+  std::vector<uint8_t> used_;            // registered units with a gradient this step
+  std::vector<uint32_t> order_;          // canonical
   std::vector<uint32_t> ready_order_, recorded_;
-  std::vector<uint8_t> launched_;          // this micro-batch
-  size_t next_ = 0;                        // position in order_
+  std::vector<uint8_t> launched_;  // this micro-batch
+  size_t next_ = 0;                // position in order_
   std::vector<uint32_t> bucket_;
   uint64_t bucket_elements_ = 0;
-  uint64_t open_elements_ = 0;             // buffers whose reduction was not launched
-  std::vector<double> block_sums_;         // collective thread
+  uint64_t open_elements_ = 0;      // buffers whose reduction was not launched
+  std::vector<double> block_sums_;  // collective thread
   int micro_ = 0;
   bool filling_ = false;
 };

@@ -6,10 +6,10 @@ namespace {
 // The address of a field, as a function of the Settings it lies in.
 #define FIELD(name) +[](Settings& s) -> decltype(s.name)& { return s.name; }
 // The same for a field whose values are words in the manifest and numbers in Settings.
-#define CHOICE(name)                                                                               \
-  ChoiceField {                                                                                    \
-    +[](Settings& s, int32_t v) { s.name = static_cast<decltype(s.name)>(v); },                    \
-        +[](const Settings& s) -> int32_t { return static_cast<int32_t>(s.name); }                 \
+#define CHOICE(name)                                                               \
+  ChoiceField {                                                                    \
+    +[](Settings& s, int32_t v) { s.name = static_cast<decltype(s.name)>(v); },    \
+        +[](const Settings& s) -> int32_t { return static_cast<int32_t>(s.name); } \
   }
 
 constexpr double kMaxCount = 9.2e18;  // just inside 64 bits

@@ -44,7 +44,7 @@ struct ManifestKey {
   std::string literal;  // the default as TOML; or, when `optional`, an example: the key then has no default
   std::string doc;      // one sentence, units included
   bool optional = false;
-  KeyRange range{};                // numbers only
+  KeyRange range{};                     // numbers only
   std::vector<KeyChoice> choices = {};  // words only
   std::string deepspeed = "";           // full path of a DeepSpeed spelling that is accepted too
 };

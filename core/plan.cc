@@ -30,8 +30,7 @@ std::string bytes_text(uint64_t bytes) {
     ++unit;
   }
   char text[64];
-  std::snprintf(text, sizeof(text), "%.2f %s (%llu bytes)", value, units[unit],
-                static_cast<unsigned long long>(bytes));
+  std::snprintf(text, sizeof(text), "%.2f %s (%llu bytes)", value, units[unit], static_cast<unsigned long long>(bytes));
   return text;
 }
 

@@ -79,8 +79,8 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
     return {STRATA_INVALID_ARGUMENT, who + ": dtype must be fp32, bf16 or fp16, not " + dtype_name(args.dtype)};
   }
   if (args.group >= groups.size()) {
-    return {STRATA_INVALID_ARGUMENT, who + ": there is no group " + std::to_string(args.group) + ", there are " +
-                                         std::to_string(groups.size())};
+    return {STRATA_INVALID_ARGUMENT,
+            who + ": there is no group " + std::to_string(args.group) + ", there are " + std::to_string(groups.size())};
   }
   if (args.ndim < 0 || (args.ndim > 0 && !args.shape)) {
     return {STRATA_INVALID_ARGUMENT, who + ": shape has " + std::to_string(args.ndim) + " dimensions"};

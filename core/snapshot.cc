@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <random>
 #include <unordered_map>
 
 namespace strata {
@@ -21,6 +22,11 @@ strata_option option(const char* key, strata_option_type type) {
   return o;
 }
 
+uint64_t new_save_id() {
+  std::random_device random;
+  return (static_cast<uint64_t>(random()) << 31) ^ random();  // 63 bits: it is kept as a signed integer
+}
+
 bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
 }  // namespace
@@ -36,8 +42,9 @@ struct Snapshot::Description {
   std::vector<strata_option> meta;
   strata_ckpt_save_args args{};
 
-  Description(Snapshot& s, bool weights_only);
+  Description(Snapshot& s, bool weights_only, uint64_t save_id);
   void add_run(const RunState& run);
+  void add_int(const std::string& key, uint64_t value);
   const strata_ckpt_save_args* finish(const char* root, const char* tag);
 
   static strata_status STRATA_CALL read(void* ctx, uint64_t segment, uint64_t array, uint64_t offset, uint64_t count,
@@ -50,7 +57,9 @@ struct Snapshot::Description {
   }
 };
 
-Snapshot::Description::Description(Snapshot& s, bool weights_only) : snapshot(s) {
+// `save_id` is new for each save and the same on all ranks: what a dead run left under the same tag never mixes in.
+Snapshot::Description::Description(Snapshot& s, bool weights_only, uint64_t save_id) : snapshot(s) {
+  add_int("strata.save_id", save_id);
   const Layout& layout = s.layout_;
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> index;
   for (uint32_t u = 0; u < layout.units.size(); ++u) {
@@ -87,12 +96,13 @@ Snapshot::Description::Description(Snapshot& s, bool weights_only) : snapshot(s)
   }
 }
 
+void Snapshot::Description::add_int(const std::string& key, uint64_t value) {
+  strata_option o = option(texts.emplace_back(key).c_str(), STRATA_OPT_INT);
+  o.i = static_cast<int64_t>(value);
+  meta.push_back(o);
+}
+
 void Snapshot::Description::add_run(const RunState& run) {
-  auto add_int = [this](const std::string& key, uint64_t value) {
-    strata_option o = option(texts.emplace_back(key).c_str(), STRATA_OPT_INT);
-    o.i = static_cast<int64_t>(value);
-    meta.push_back(o);
-  };
   add_int("strata.steps", run.steps);
   add_int("strata.applied_steps", run.applied);
   add_int("strata.skipped_steps", run.skipped);
@@ -151,12 +161,13 @@ Status Snapshot::barrier(const std::string& what) {
 Status Snapshot::save(const std::string& root, const std::string& tag, const RunState& run) {
   const std::string what = "save of \"" + root + "/" + tag + "\"";
   STRATA_RETURN_IF_ERROR(agreement_.same_everywhere(fnv1a(what.data(), what.size()), what));
-  Description description(*this, false);
+  uint64_t save_id = new_save_id();
+  STRATA_RETURN_IF_ERROR(agreement_.take_from_rank0(what, &save_id));
+  Description description(*this, false, save_id);
   description.add_run(run);
   strata_ckpt_save* save = nullptr;
   const auto* api = checkpoint_.api();
-  Status written = take_failure(
-      api->write(checkpoint_.self(), description.finish(root.c_str(), tag.c_str()), &save));
+  Status written = take_failure(api->write(checkpoint_.self(), description.finish(root.c_str(), tag.c_str()), &save));
   Status all = agreement_.all_ok(written, what);
   if (!all.ok()) {
     if (save) api->abandon(checkpoint_.self(), save);
@@ -173,7 +184,9 @@ Status Snapshot::export_weights(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const std::string file = slash == std::string::npos ? path : path.substr(slash + 1);
-  Description description(*this, true);
+  uint64_t save_id = new_save_id();
+  STRATA_RETURN_IF_ERROR(agreement_.take_from_rank0(what, &save_id));
+  Description description(*this, true, save_id);
   const strata_ckpt_save_args* args = description.finish(dir.c_str(), file.c_str());
   strata_ckpt_save* save = nullptr;
   const auto* api = checkpoint_.api();
@@ -213,7 +226,8 @@ Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
   std::unordered_map<std::string, size_t> units;
   for (size_t u = 0; u < registry_.units.size(); ++u) units[registry_.units[u].name] = u;
   for (uint64_t k = 0; k < info.meta_count; ++k) {
-    const auto& o = *reinterpret_cast<const strata_option*>(reinterpret_cast<const char*>(info.meta) + k * info.meta_stride);
+    const auto& o =
+        *reinterpret_cast<const strata_option*>(reinterpret_cast<const char*>(info.meta) + k * info.meta_stride);
     const std::string key = o.key;
     if (key == "strata.steps") found.steps = static_cast<uint64_t>(o.i);
     if (key == "strata.applied_steps") found.applied = static_cast<uint64_t>(o.i);
@@ -230,7 +244,8 @@ Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
 
 Status Snapshot::load_tensors(strata_ckpt_load* load, const strata_ckpt_info& info) {
   auto param_at = [&info](uint64_t k) -> const strata_ckpt_param& {
-    return *reinterpret_cast<const strata_ckpt_param*>(reinterpret_cast<const char*>(info.params) + k * info.param_stride);
+    return *reinterpret_cast<const strata_ckpt_param*>(reinterpret_cast<const char*>(info.params) +
+                                                       k * info.param_stride);
   };
   std::unordered_map<std::string, uint64_t> by_name;
   for (uint64_t k = 0; k < info.param_count; ++k) by_name[param_at(k).name] = k;
@@ -241,8 +256,8 @@ Status Snapshot::load_tensors(strata_ckpt_load* load, const strata_ckpt_info& in
     if (it != by_name.end() && param_at(it->second).alias_of) it = by_name.find(param_at(it->second).alias_of);
     if (it == by_name.end()) return {STRATA_NOT_FOUND, "param \"" + p.name + "\" is not in the checkpoint"};
     const strata_ckpt_param& saved = param_at(it->second);
-    const bool same_shape = saved.ndim == static_cast<int32_t>(p.shape.size()) &&
-                            std::equal(p.shape.begin(), p.shape.end(), saved.shape);
+    const bool same_shape =
+        saved.ndim == static_cast<int32_t>(p.shape.size()) && std::equal(p.shape.begin(), p.shape.end(), saved.shape);
     if (!same_shape || saved.dtype != p.dtype) {
       return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": shape or dtype in the checkpoint (" +
                                            dtype_name(saved.dtype) + ") differs from the registered one (" +
@@ -273,8 +288,7 @@ Status Snapshot::load_param(strata_ckpt_load* load, uint64_t index, const Param&
       const uint64_t count = std::min(kLoadElements, mine.end - at);
       STRATA_RETURN_IF_ERROR(
           take_failure(api->load_read(load, index, array.c_str(), at - p.offset, count, buffer.data())));
-      STRATA_RETURN_IF_ERROR(
-          tensors_.import_owned(p.home, p.segment, array, at - owned.begin, count, buffer.data()));
+      STRATA_RETURN_IF_ERROR(tensors_.import_owned(p.home, p.segment, array, at - owned.begin, count, buffer.data()));
     }
   }
   return weights_.invalidate(p.home);

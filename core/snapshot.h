@@ -17,8 +17,8 @@ namespace strata {
 // What travels beside the tensors.
 struct RunState {
   uint64_t steps = 0, applied = 0, skipped = 0;
-  std::vector<uint64_t> unit_steps;          // by registered unit
-  std::map<std::string, std::string> meta;   // the host's own
+  std::vector<uint64_t> unit_steps;         // by registered unit
+  std::map<std::string, std::string> meta;  // the host's own
 };
 
 class Snapshot {

@@ -148,8 +148,8 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
       const uint64_t size = dtype_size(s.dtype);
       void* weight = nullptr;
       point(piece, visit_buffer_.at(0), &arrays, &weight);
-      STRATA_RETURN_IF_ERROR(weights_.tier().read(*owned.region, owned.offset + piece.begin * size, piece.count * size,
-                                                  weight, nullptr));
+      STRATA_RETURN_IF_ERROR(
+          weights_.tier().read(*owned.region, owned.offset + piece.begin * size, piece.count * size, weight, nullptr));
     }
     for (Event& e : done) STRATA_RETURN_IF_ERROR(e->wait(std::chrono::nanoseconds(-1)));
     done.clear();

@@ -59,7 +59,7 @@ class States {
   const Optimizer& optimizer_;
   const Tier& tier_;
   const Weights& weights_;
-  strata_optim_layout layouts_[8] = {};  // by dtype
+  strata_optim_layout layouts_[8] = {};                    // by dtype
   std::vector<std::vector<std::vector<Region>>> regions_;  // [unit][segment][array]
   Memory visit_buffer_;
 };

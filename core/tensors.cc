@@ -80,8 +80,8 @@ Status Tensors::write(uint32_t param, const strata_tensor* value, int32_t root) 
     // Values travel as fp32, which holds every weight dtype exactly.
     if (mine) {
       const char* from = static_cast<const char*>(value->data) + piece.begin * dtype_size(value->dtype);
-      STRATA_RETURN_IF_ERROR(device_.cast(staging_.at(0), STRATA_F32, from, value->dtype, piece.segment.size(),
-                                          STRATA_ROUND_EVEN));
+      STRATA_RETURN_IF_ERROR(
+          device_.cast(staging_.at(0), STRATA_F32, from, value->dtype, piece.segment.size(), STRATA_ROUND_EVEN));
     }
     STRATA_RETURN_IF_ERROR(broadcast(p, piece, STRATA_F32, root));
     STRATA_RETURN_IF_ERROR(keep(p, piece));
@@ -151,8 +151,7 @@ Status Tensors::read(uint32_t param, const std::string& array, const strata_tens
     }
     if (layout_.stage > 0) STRATA_RETURN_IF_ERROR(broadcast(p, piece, dtype, piece.owner));
     char* to = static_cast<char*>(out.data) + piece.begin * dtype_size(out.dtype);
-    STRATA_RETURN_IF_ERROR(
-        device_.cast(to, out.dtype, staging_.at(0), dtype, piece.segment.size(), STRATA_ROUND_EVEN));
+    STRATA_RETURN_IF_ERROR(device_.cast(to, out.dtype, staging_.at(0), dtype, piece.segment.size(), STRATA_ROUND_EVEN));
   }
   return Ok();
 }

@@ -14,8 +14,7 @@ namespace strata {
 class Tensors {
  public:
   Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
-          const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients,
-          States& states);
+          const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients, States& states);
 
   static constexpr uint64_t kStagingBytes = 4u << 20;
   Status allocate();

@@ -61,7 +61,8 @@ class Tier {
 
  private:
   friend class Region;
-  Status move(bool write, const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
+  Status move(bool write, const Region& region, uint64_t offset, uint64_t bytes, void* buffer,
+              strata_event* done) const;
 
   TierKind kind_ = kDeviceTier;
   const Device* device_ = nullptr;

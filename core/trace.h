@@ -29,7 +29,9 @@ class Trace {
   }
 
   // The k-th predicted fetch from here, or -1 when there is no prediction.
-  int64_t next(size_t k) const { return agrees_ && cursor_ + k < last_.size() ? static_cast<int64_t>(last_[cursor_ + k]) : -1; }
+  int64_t next(size_t k) const {
+    return agrees_ && cursor_ + k < last_.size() ? static_cast<int64_t>(last_[cursor_ + k]) : -1;
+  }
 
   // The step is over: what was seen becomes the prediction.
   void end_step() {

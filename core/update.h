@@ -21,9 +21,9 @@ namespace strata {
 struct UpdateJob {
   uint64_t step = 0;
   std::shared_ptr<StepOutcome> outcome;
-  std::vector<uint32_t> units;              // layout units with trainable segments, in forward order
-  std::vector<Event> updated;               // one per entry of `units`
-  std::vector<strata_optim_group> groups;   // with this step's learning rates
+  std::vector<uint32_t> units;             // layout units with trainable segments, in forward order
+  std::vector<Event> updated;              // one per entry of `units`
+  std::vector<strata_optim_group> groups;  // with this step's learning rates
 };
 
 class Updater {

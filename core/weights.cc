@@ -10,8 +10,8 @@ alignas(kParamAlign) constexpr char kNothing[1] = {};  // where an empty param l
 std::string count_text(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
-Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device,
-                 const Collective& collective, CommQueue& queue, const Tier& tier, Counters& counters)
+Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
+                 CommQueue& queue, const Tier& tier, Counters& counters)
     : layout_(layout),
       settings_(settings),
       device_(device),
@@ -75,10 +75,10 @@ Status Weights::check_limits() const {
     uint64_t together = sharded(u) ? layout_.units[u].elements : 0;
     for (uint32_t n : layout_.units[u].needs) together += sharded(n) ? layout_.units[n].elements : 0;
     if (together > static_cast<uint64_t>(settings_.max_live_parameters)) {
-      return {STRATA_RESOURCE_EXHAUSTED,
-              "unit \"" + layout_.units[u].name + "\" needs " + count_text(together) +
-                  " elements live at once, max_live_parameters is " + count_text(settings_.max_live_parameters) +
-                  ": raise zero_optimization.max_live_parameters or register smaller units"};
+      return {STRATA_RESOURCE_EXHAUSTED, "unit \"" + layout_.units[u].name + "\" needs " + count_text(together) +
+                                             " elements live at once, max_live_parameters is " +
+                                             count_text(settings_.max_live_parameters) +
+                                             ": raise zero_optimization.max_live_parameters or register smaller units"};
     }
   }
   return Ok();
@@ -171,7 +171,7 @@ Status Weights::wait(uint32_t unit) {
   Slot& slot = slots_[unit];
   Event& event = slot.gathered ? slot.gathered : slot.updated;
   if (!event) return Ok();
-  STRATA_RETURN_IF_ERROR(event->wait(queue_.deadline()).during("fetch of unit \"" + layout_.units[unit].name + "\""));
+  STRATA_RETURN_IF_ERROR(event->wait(queue_.patience()).during("fetch of unit \"" + layout_.units[unit].name + "\""));
   if (!sharded(unit)) slot.gathered = {};
   return Ok();
 }
@@ -206,7 +206,7 @@ void Weights::drop(uint32_t unit) {
 
 Status Weights::drop_after_gather(uint32_t unit) {
   Slot& slot = slots_[unit];
-  if (slot.gathered) STRATA_RETURN_IF_ERROR(slot.gathered->wait(queue_.deadline()));
+  if (slot.gathered) STRATA_RETURN_IF_ERROR(slot.gathered->wait(queue_.patience()));
   if (slot.prefetched) {
     slot.prefetched = false;
     prefetched_elements_ -= layout_.units[unit].elements;
@@ -243,10 +243,10 @@ Status Weights::make_room(uint32_t unit) {
     if (victim < 0) break;
     STRATA_RETURN_IF_ERROR(drop_after_gather(static_cast<uint32_t>(victim)));
   }
-  return {STRATA_RESOURCE_EXHAUSTED,
-          "fetch of unit \"" + u.name + "\" (" + count_text(u.elements) + " elements): " + count_text(live_elements_) +
-              " elements are fetched already and zero_optimization.max_live_parameters is " + count_text(max_live) +
-              ": release units earlier or raise it"};
+  return {STRATA_RESOURCE_EXHAUSTED, "fetch of unit \"" + u.name + "\" (" + count_text(u.elements) +
+                                         " elements): " + count_text(live_elements_) +
+                                         " elements are fetched already and zero_optimization.max_live_parameters is " +
+                                         count_text(max_live) + ": release units earlier or raise it"};
 }
 
 // ---- gathering ---------------------------------------------------------------------------------------------------

@@ -68,14 +68,14 @@ class Weights {
 
  private:
   struct Slot {
-    Memory memory;                        // whole buffer, or the device shard
-    Region region;                        // the shard in a tier
-    std::vector<uint64_t> full, shard;    // byte offset of each segment in the full and in the shard buffer
-    uint64_t slab = 0;                    // offset in slabs_
+    Memory memory;                      // whole buffer, or the device shard
+    Region region;                      // the shard in a tier
+    std::vector<uint64_t> full, shard;  // byte offset of each segment in the full and in the shard buffer
+    uint64_t slab = 0;                  // offset in slabs_
     uint32_t refs = 0;
-    bool live = false;                    // sharded: holds a slab
-    bool prefetched = false;              // its slab was filled ahead and not used yet
-    bool stale = false;                   // whole: others' slices are old
+    bool live = false;        // sharded: holds a slab
+    bool prefetched = false;  // its slab was filled ahead and not used yet
+    bool stale = false;       // whole: others' slices are old
     Event gathered, updated;
   };
 

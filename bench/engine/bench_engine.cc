@@ -29,9 +29,7 @@ void check(strata_status status, const char* what) {
   std::exit(1);
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
@@ -50,9 +48,10 @@ std::string machine() {
 }
 
 void print(const char* name, double value, double target, const char* unit, const char* against) {
-  std::printf("{\"name\": \"%s\", \"value\": %.4g, \"target\": %.4g, \"unit\": \"%s\", \"better\": \"lower\", "
-              "\"against\": \"%s\", \"machine\": \"%s\"}\n",
-              name, value, target, unit, against, machine().c_str());
+  std::printf(
+      "{\"name\": \"%s\", \"value\": %.4g, \"target\": %.4g, \"unit\": \"%s\", \"better\": \"lower\", "
+      "\"against\": \"%s\", \"machine\": \"%s\"}\n",
+      name, value, target, unit, against, machine().c_str());
 }
 
 // Units of one bf16 matrix each.
@@ -66,8 +65,8 @@ struct Run {
       : shape{side, side}, grad(static_cast<size_t>(side * side), 0x3c00), units(units_) {
     const std::string manifest =
         "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\nthreads = 1\n"
-        "[zero_optimization]\nstage = " + std::to_string(stage) +
-        (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") +
+        "[zero_optimization]\nstage = " +
+        std::to_string(stage) + (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") +
         (offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + offload + "\"\n");
     strata_engine_args args;
     STRATA_INIT(&args);

@@ -56,42 +56,42 @@ typedef struct strata_device_api {
   strata_status(STRATA_CALL *alloc)(strata_device *self, uint64_t bytes, void **out);
   void(STRATA_CALL *free)(strata_device *self, void *ptr); /* Required. NULL is ignored. [any][open] */
   /* Optional (default: UNIMPLEMENTED, the caller uses plain memory and says so). Page-locked host memory,
-   * 4096-aligned. */
+   * 4096-aligned; free as above. [any][open] may block */
   strata_status(STRATA_CALL *alloc_pinned)(strata_device *self, uint64_t bytes, void **out);
   void(STRATA_CALL *free_pinned)(strata_device *self, void *ptr);
 
   /* Required. dst and src may be device or host memory and do not overlap. [any][open] [event: stream] */
   strata_status(STRATA_CALL *copy)(strata_device *self, void *dst, const void *src, uint64_t bytes,
                                    const strata_stream *stream);
-  /* Required. Sets every byte to `value`. */
+  /* Required. Sets every byte to `value`. [any][open] */
   strata_status(STRATA_CALL *fill)(strata_device *self, void *dst, uint8_t value, uint64_t bytes,
                                    const strata_stream *stream);
   /* Required. dst[i] = round(src[i]) between F32, BF16 and F16; equal dtypes copy (NaN made canonical).
-   * dst == src is allowed for equal sizes. */
+   * dst == src is allowed for equal sizes. [any][open] */
   strata_status(STRATA_CALL *cast)(strata_device *self, void *dst, strata_dtype dst_dtype, const void *src,
                                    strata_dtype src_dtype, uint64_t count, strata_rounding rounding,
                                    const strata_stream *stream);
-  /* Required. dst[i] += src[i] in fp32; dst is F32, src any float dtype. */
+  /* Required. dst[i] += src[i] in fp32; dst is F32, src any float dtype. [any][open] */
   strata_status(STRATA_CALL *accumulate)(strata_device *self, float *dst, const void *src, strata_dtype src_dtype,
                                          uint64_t count, const strata_stream *stream);
   /* Required. Sum of squares of each block of STRATA_NORM_BLOCK elements into sums[block] (fp64, host-readable when
    * the stream is done). Within a block: s[i] = x[i]^2 exactly in fp64, then for stride 1024, 512, ..., 1:
-   * s[i] = s[i] + s[i + stride] for i < stride; sums[block] = s[0]. `count` is a multiple of the block. */
+   * s[i] = s[i] + s[i + stride] for i < stride; sums[block] = s[0]. `count` is a multiple of the block. [any][open] */
   strata_status(STRATA_CALL *square_sums)(strata_device *self, const void *src, strata_dtype dtype, uint64_t count,
                                           double *sums, const strata_stream *stream);
-  /* Required. Index of the first element that is inf or NaN, or -1. Waits for the stream. */
+  /* Required. Index of the first element that is inf or NaN, or -1. Waits for the stream. [any][open] */
   strata_status(STRATA_CALL *find_nonfinite)(strata_device *self, const void *src, strata_dtype dtype,
                                              uint64_t count, int64_t *index, const strata_stream *stream);
 
-  /* Optional: a device whose streams are the CPU domain leaves them out (default: a CPU stream, nothing to do). */
+  /* Optional: a device of the CPU domain leaves them out (default: a CPU stream, nothing to do). [any][open] */
   strata_status(STRATA_CALL *stream_create)(strata_device *self, int32_t priority, strata_stream *out);
   void(STRATA_CALL *stream_destroy)(strata_device *self, strata_stream *stream);
-  /* Blocks the calling thread until all work of the stream is done. */
+  /* Blocks the calling thread until all work of the stream is done. [any][open] */
   strata_status(STRATA_CALL *stream_wait_host)(strata_device *self, const strata_stream *stream);
-  /* Makes `consumer` wait, on the device, for everything enqueued on `producer` so far. Does not block. */
+  /* Makes `consumer` wait, on the device, for everything enqueued on `producer` so far. [any][open] */
   strata_status(STRATA_CALL *stream_wait_stream)(strata_device *self, const strata_stream *consumer,
                                                  const strata_stream *producer);
-  /* Sets `event` (with the device's error, if any) once everything enqueued on `stream` so far is done. */
+  /* Sets `event` (with the device's error, if any) once everything enqueued on `stream` so far is done. [any][open] */
   strata_status(STRATA_CALL *stream_record)(strata_device *self, const strata_stream *stream, strata_event *event);
 } strata_device_api;
 

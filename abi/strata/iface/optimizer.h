@@ -101,7 +101,8 @@ typedef struct strata_optimizer_api {
 
   /* Required. Canonical array `index` of elements [0, count) of the slice as fp32, out of or into the layout.
    * import_array of "master" also writes `weight`. count = spans[0].length, offset = spans[0].offset. [any][open] */
-  strata_status(STRATA_CALL *export_array)(strata_optim *self, const strata_optim_args *args, uint32_t index, float *out);
+  strata_status(STRATA_CALL *export_array)(strata_optim *self, const strata_optim_args *args, uint32_t index,
+                                           float *out);
   strata_status(STRATA_CALL *import_array)(strata_optim *self, const strata_optim_args *args, uint32_t index,
                                            const float *in);
 } strata_optimizer_api;

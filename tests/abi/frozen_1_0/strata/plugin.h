@@ -21,10 +21,10 @@ typedef struct strata_plugin {
   const void *(STRATA_CALL *get_interface)(const char *id);
 } strata_plugin;
 
-#define STRATA_PLUGIN_ENTRY "strata_plugin_entry_v1"
+#define STRATA_PLUGIN_ENTRY "strata_plugin_entry_v1" /* [any] */
 typedef const strata_plugin *(STRATA_CALL *strata_plugin_entry_fn)(uint32_t host_minor);
 
-/* Defined by every plugin. Returns a static descriptor, or NULL when it cannot serve a host of this minor. */
+/* Defined by every plugin. Returns a static descriptor, or NULL for a host of this minor. [any] */
 STRATA_EXPORT const strata_plugin *STRATA_CALL strata_plugin_entry_v1(uint32_t host_minor);
 
 STRATA_EXTERN_C_END

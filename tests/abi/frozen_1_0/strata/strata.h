@@ -232,8 +232,8 @@ STRATA_API strata_status STRATA_CALL strata_get_setting(strata_engine *engine, c
 
 /* Extension interface of the plugin that serves a role ("device", "offload_cpu", "collective", "optimizer",
  * "checkpoint"): its get_interface(id), or NOT_FOUND. [any] [static] */
-STRATA_API strata_status STRATA_CALL strata_get_plugin_interface(strata_engine *engine, const char *role, const char *id,
-                                                                 const void **table);
+STRATA_API strata_status STRATA_CALL strata_get_plugin_interface(strata_engine *engine, const char *role,
+                                                                 const char *id, const void **table);
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------ */
 

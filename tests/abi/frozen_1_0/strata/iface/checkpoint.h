@@ -62,7 +62,7 @@ typedef struct strata_ckpt_param {
 } strata_ckpt_param;
 
 /* Copies elements [offset, offset + count) of array `array` of segment `segment` to `dst`. Offsets count from the
- * start of the segment and stay inside what this rank owns. Called from the thread that called write. */
+ * start of the segment and stay inside what this rank owns. [control]: on the thread that called write. */
 typedef strata_status(STRATA_CALL *strata_ckpt_read_fn)(void *ctx, uint64_t segment, uint64_t array, uint64_t offset,
                                                         uint64_t count, void *dst);
 
@@ -121,12 +121,12 @@ typedef struct strata_checkpoint_api {
   /* Required. Opens a committed checkpoint; tag NULL: what `latest` names. Checks that every shard is there and
    * whole: NOT_FOUND, DATA_LOSS name the file. [control][open] blocks */
   strata_status(STRATA_CALL *load_open)(strata_ckpt *self, const char *root, const char *tag, strata_ckpt_load **out);
-  strata_status(STRATA_CALL *load_info)(strata_ckpt_load *load, strata_ckpt_info *out); /* Required. [open] */
+  strata_status(STRATA_CALL *load_info)(strata_ckpt_load *load, strata_ckpt_info *out); /* Required. [control][open] */
   /* Required. Elements [offset, offset + count) of a param's flat data, in the array's own dtype ("weight": the
    * param's; others F32). NOT_FOUND when that array was not saved for this param. [control][open] blocks */
   strata_status(STRATA_CALL *load_read)(strata_ckpt_load *load, uint64_t param, const char *array, uint64_t offset,
                                         uint64_t count, void *dst);
-  void(STRATA_CALL *load_close)(strata_ckpt_load *load); /* Required. [open] */
+  void(STRATA_CALL *load_close)(strata_ckpt_load *load); /* Required. [control][open] */
 
   /* Required. One file with every param's "weight" under its name and in its own dtype, written by all ranks at once,
    * each its owned ranges, without a gather: same two phases and the same args (root: the directory, tag: the file
