@@ -1,0 +1,185 @@
+#include "files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+
+#include "error.h"
+
+namespace strata::checkpoint {
+namespace {
+
+class Fd {
+ public:
+  explicit Fd(int fd) : fd_(fd) {}
+  ~Fd() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+uint64_t free_bytes(const std::string& directory) {
+  struct statvfs s {};
+  if (::statvfs(directory.c_str(), &s) != 0) raise_errno(errno, "ask for free space of", directory);
+  return static_cast<uint64_t>(s.f_bavail) * s.f_frsize;
+}
+
+[[noreturn]] void raise_full(const std::string& path, uint64_t wanted, uint64_t free) {
+  raise(STRATA_RESOURCE_EXHAUSTED, path, ": wanted ", wanted, " bytes, ", free, " bytes are free on its file system");
+}
+
+std::string directory_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+bool same_file(int fd, const std::string& path) {
+  struct stat a {
+  }, b{};
+  return ::fstat(fd, &a) == 0 && ::stat(path.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+}  // namespace
+
+bool exists(const std::string& path) {
+  struct stat s {};
+  if (::lstat(path.c_str(), &s) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  raise_errno(errno, "look at", path);
+}
+
+uint64_t file_size(const std::string& path) {
+  struct stat s {};
+  if (::stat(path.c_str(), &s) != 0) raise_errno(errno, "look at", path);
+  if (!S_ISREG(s.st_mode)) raise(STRATA_DATA_LOSS, path, ": not a regular file");
+  return static_cast<uint64_t>(s.st_size);
+}
+
+std::vector<std::string> list_directory(const std::string& path) {
+  std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(path.c_str()), ::closedir);
+  if (!dir) raise_errno(errno, "list directory", path);
+  std::vector<std::string> names;
+  while (const dirent* entry = ::readdir(dir.get())) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  return names;
+}
+
+void make_directories(const std::string& path) {
+  struct stat s {};
+  if (::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode)) return;
+  const std::string parent = directory_of(path);
+  if (parent != path && parent != "." && parent != "/") make_directories(parent);
+  if (::mkdir(path.c_str(), 0777) != 0) {
+    const int e = errno;
+    if (e == EEXIST && ::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode)) return;  // another rank was faster
+    raise_errno(e, "make directory", path);
+  }
+  sync_path(parent);
+}
+
+void sync_path(const std::string& path) {
+  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) raise_errno(errno, "open for sync", path);
+  if (::fsync(fd.get()) != 0) raise_errno(errno, "sync", path);
+}
+
+void rename_over(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) raise_errno(errno, "rename " + from + " to", to);
+}
+
+void rename_new(const std::string& from, const std::string& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (errno == EINVAL || errno == ENOSYS) {  // a file system without that flag
+    if (exists(to)) raise_errno(EEXIST, "rename " + from + " to", to);
+    rename_over(from, to);
+    return;
+  }
+  raise_errno(errno, "rename " + from + " to", to);
+}
+
+std::string read_text_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) raise_errno(errno, "open", path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void write_text_file(const std::string& directory, const std::string& name, const std::string& text) {
+  const std::string temporary = directory + "/." + name + ".tmp";
+  {
+    Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (fd.get() < 0) raise_errno(errno, "create", temporary);
+    const ssize_t n = ::write(fd.get(), text.data(), text.size());
+    if (n != static_cast<ssize_t>(text.size())) raise_errno(n < 0 ? errno : ENOSPC, "write", temporary);
+    if (::fsync(fd.get()) != 0) raise_errno(errno, "sync", temporary);
+  }
+  rename_over(temporary, directory + "/" + name);
+  sync_path(directory);
+}
+
+void remove_quietly(const std::string& path) { std::remove(path.c_str()); }
+
+void remove_tree(const std::string& path) {
+  try {
+    for (const std::string& name : list_directory(path)) remove_quietly(path + "/" + name);
+  } catch (const Error&) {  // not there, or not readable: the remove below says nothing either
+  }
+  remove_quietly(path);
+}
+
+void require_space(const std::string& directory, uint64_t wanted) {
+  const uint64_t free = free_bytes(directory);
+  if (free < wanted) raise_full(directory, wanted, free);
+}
+
+bool preallocate(int fd, uint64_t bytes, const std::string& path) {
+  while (::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EOPNOTSUPP || errno == ENOSYS) return false;
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) raise_full(path, bytes, free_bytes(directory_of(path)));
+    raise_errno(errno, "allocate blocks of", path);
+  }
+  return true;
+}
+
+WriterLock::~WriterLock() { drop(); }
+
+void WriterLock::drop() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+void WriterLock::take(const std::string& path, bool create) {
+  while (true) {
+    drop();
+    fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0666);
+    if (fd_ < 0) {
+      if (errno == ENOENT && !create) return;
+      raise_errno(errno, "create", path);
+    }
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    if (::fcntl(fd_, F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
+      raise(STRATA_FAILED_PRECONDITION, path,
+            ": is being written by somebody else; do two ranks have the same number, or save to the same tag at once?");
+    }
+    if (!create || same_file(fd_, path)) return;  // else it was renamed or removed meanwhile
+  }
+}
+
+}  // namespace strata::checkpoint

@@ -1,0 +1,48 @@
+// files.h - the file system calls of the commit protocol, with errors that name the path.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace strata::checkpoint {
+
+bool exists(const std::string& path);
+uint64_t file_size(const std::string& path);
+std::vector<std::string> list_directory(const std::string& path);  // without "." and ".."
+
+void make_directories(const std::string& path);
+void sync_path(const std::string& path);  // a file or a directory
+void rename_over(const std::string& from, const std::string& to);
+// Never replaces: ALREADY_EXISTS.
+void rename_new(const std::string& from, const std::string& to);
+// Puts `text` into <directory>/<name> by way of a temporary file; on the disk when it returns.
+void write_text_file(const std::string& directory, const std::string& name, const std::string& text);
+std::string read_text_file(const std::string& path);
+void remove_quietly(const std::string& path);  // a file, or an empty directory
+void remove_tree(const std::string& path);     // one level deep is all this plugin makes
+
+// Raises RESOURCE_EXHAUSTED with both numbers when fewer than `wanted` bytes are free where `directory` is.
+void require_space(const std::string& directory, uint64_t wanted);
+// Gives the file its blocks now. RESOURCE_EXHAUSTED as above; false where the file system cannot preallocate.
+bool preallocate(int fd, uint64_t bytes, const std::string& path);
+
+// An advisory lock on a file that is being written, held until destroyed: two writers of one path are noticed.
+// It is an open-file-description lock, so it also tells threads of one process apart; where the file system has no
+// locks it does nothing.
+class WriterLock {
+ public:
+  WriterLock() = default;
+  ~WriterLock();
+  WriterLock(const WriterLock&) = delete;
+  WriterLock& operator=(const WriterLock&) = delete;
+
+  // Creates the file when `create`; otherwise does nothing when it is absent. FAILED_PRECONDITION when it is taken.
+  void take(const std::string& path, bool create);
+  void drop();
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace strata::checkpoint

@@ -1,0 +1,258 @@
+#include "load.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "describe.h"
+
+namespace strata::checkpoint {
+namespace {
+
+constexpr uint64_t kReadBytes = 4 * kHashBlock;  // one read
+
+std::string read_tag(const std::string& path) {
+  const std::string text = read_text_file(path);
+  const std::string tag = text.substr(0, text.find('\n'));
+  if (tag.empty() || tag.size() > 200 || tag[0] == '.' || tag.find('/') != std::string::npos) {
+    raise(STRATA_DATA_LOSS, path, ": does not hold a tag");
+  }
+  return tag;
+}
+
+// The tag in <root>/latest; or in .latest.next, when a kill came after that checkpoint was committed and before its
+// name was moved. A name of a checkpoint that is not there announced a save that was never committed.
+std::string latest_tag(const std::string& root) {
+  const std::string next = root + "/.latest.next", path = root + "/latest";
+  if (exists(next)) {
+    const std::string tag = read_tag(next);
+    if (exists(root + "/" + tag)) return tag;
+  }
+  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": there is no such file; no checkpoint was committed in ", root);
+  const std::string tag = read_tag(path);
+  if (!exists(root + "/" + tag)) {
+    raise(STRATA_NOT_FOUND, path, " names '", tag, "', but there is no ", root, "/", tag);
+  }
+  return tag;
+}
+
+Description read_index(const std::string& directory) {
+  const std::string path = directory + "/index.h5";
+  if (!exists(directory)) raise(STRATA_NOT_FOUND, directory, ": there is no such checkpoint");
+  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": the checkpoint's index is missing");
+  std::string text;
+  {
+    h5::Session session;
+    const h5::File file = h5::File::open(path);
+    if (file.read_attribute_text("format") != kIndexFormat) {
+      raise(STRATA_DATA_LOSS, path, ": is not the index of a checkpoint");
+    }
+    text = file.read_text("/strata/json");
+  }
+  Description d = from_json(text, kIndexFormat, path);
+  d.check_owned(STRATA_DATA_LOSS, path);
+  if (d.files.size() != static_cast<size_t>(d.world)) {
+    raise(STRATA_DATA_LOSS, path, ": lists ", d.files.size(), " rank files for a world of ", d.world);
+  }
+  return d;
+}
+
+// Present, of the recorded size, an HDF5 file, and of this save.
+void check_rank_file(const std::string& directory, const Description& d, int32_t rank) {
+  const RankFile& expected = d.files[static_cast<size_t>(rank)];
+  if (expected.file != rank_file_name(rank)) {
+    raise(STRATA_DATA_LOSS, directory, "/index.h5: names '", expected.file, "' as the file of rank ", rank);
+  }
+  const std::string path = directory + "/" + expected.file;
+  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": rank ", rank, "'s file of this checkpoint is missing");
+  const uint64_t bytes = file_size(path);
+  if (bytes != expected.bytes) {
+    raise(STRATA_DATA_LOSS, path, ": has ", bytes, " bytes, but ", expected.bytes, " were committed");
+  }
+  h5::Session session;
+  const h5::File file = h5::File::open(path);
+  if (file.read_attribute_text("format") != kRankFormat || file.read_attribute("fingerprint") != d.fingerprint ||
+      file.read_attribute("rank") != static_cast<uint64_t>(rank)) {
+    raise(STRATA_DATA_LOSS, path, ": is not rank ", rank, "'s file of this checkpoint");
+  }
+}
+
+void fill_views(strata_ckpt_load& load) {
+  for (const Param& p : load.description.params) {
+    strata_ckpt_param v{};
+    v.struct_size = sizeof(v);
+    v.abi_minor = STRATA_ABI_MINOR;
+    v.name = p.name.c_str();
+    v.dtype = p.dtype;
+    v.ndim = static_cast<int32_t>(p.shape.size());
+    v.shape = p.shape.data();
+    v.segment = p.segment;
+    v.offset = p.offset;
+    v.alias_of = p.is_alias ? p.alias_of.c_str() : nullptr;
+    load.params.push_back(v);
+  }
+  for (const Meta& m : load.description.meta) {
+    strata_option v{};
+    v.struct_size = sizeof(v);
+    v.abi_minor = STRATA_ABI_MINOR;
+    v.key = m.key.c_str();
+    v.type = m.type;
+    v.i = m.i;
+    v.f = m.f;
+    v.s = m.type == STRATA_OPT_STRING ? m.s.c_str() : nullptr;
+    load.meta.push_back(v);
+  }
+}
+
+}  // namespace
+
+RankFiles::RankFiles(std::string directory, const Description& d, bool verify, bool direct_io)
+    : directory_(std::move(directory)),
+      description_(d),
+      verify_(verify),
+      direct_io_(direct_io),
+      files_(d.files.size()),
+      buffer_(static_cast<char*>(std::aligned_alloc(io::kDirectAlign, kReadBytes)), std::free) {
+  if (!buffer_) throw std::bad_alloc();
+}
+
+std::string RankFiles::path(size_t rank) const { return directory_ + "/" + description_.files[rank].file; }
+
+io::DirectFile& RankFiles::open(size_t rank) {
+  if (!files_[rank]) {
+    auto file = std::make_unique<io::DirectFile>();
+    if (const int e = file->open(path(rank), false, direct_io_)) raise_errno(e, "open", path(rank));
+    files_[rank] = std::move(file);
+  }
+  return *files_[rank];
+}
+
+StoredArray& RankFiles::find(size_t rank, uint64_t segment, uint64_t array) {
+  const auto key = std::make_pair(rank, std::make_pair(segment, array));
+  if (const auto found = arrays_.find(key); found != arrays_.end()) return found->second;
+  const Segment& s = description_.segments[segment];
+  const Array& a = s.arrays[array];
+  StoredArray stored;
+  h5::Place hashes;
+  uint64_t blocks = 0;
+  {
+    h5::Session session;
+    const h5::File file = h5::File::open(path(rank));
+    const h5::Place data = file.find("/segments/" + a.path, s.owned[rank].count, a.element_bytes());
+    stored.offset = data.offset;
+    stored.bytes = data.bytes;
+    blocks = (data.bytes + kHashBlock - 1) / kHashBlock;
+    if (verify_) hashes = file.find("/xxh3/" + a.path, blocks, sizeof(uint64_t));
+  }
+  if (verify_) {
+    stored.hashes.resize(blocks);
+    stored.verified.resize(blocks);
+    if (const int e = open(rank).read_at(hashes.offset, stored.hashes.data(), hashes.bytes)) {
+      raise_errno(e, "read", path(rank));
+    }
+  }
+  return arrays_.emplace(key, std::move(stored)).first->second;
+}
+
+void RankFiles::read(size_t rank, uint64_t segment, uint64_t array, Range part, char* out) {
+  const Segment& s = description_.segments[segment];
+  const uint64_t size = s.arrays[array].element_bytes();
+  StoredArray& stored = find(rank, segment, array);
+  const Source from{open(rank), stored, path(rank)};
+  uint64_t begin = (part.offset - s.owned[rank].offset) * size;
+  const uint64_t end = begin + part.count * size;
+  while (begin < end) {
+    const uint64_t block_end = std::min((begin / kHashBlock + 1) * kHashBlock, stored.bytes);
+    const bool whole = begin % kHashBlock == 0 && end >= block_end;
+    const uint64_t reached = whole ? read_whole_blocks(from, begin, end, out)
+                                   : read_part_of_block(from, begin, std::min(end, block_end), out);
+    out += reached - begin;
+    begin = reached;
+  }
+}
+
+uint64_t RankFiles::read_whole_blocks(const Source& from, uint64_t begin, uint64_t end, char* out) {
+  uint64_t reach = std::min(end, begin + kReadBytes);
+  if (reach != from.stored.bytes) reach = reach / kHashBlock * kHashBlock;
+  const uint64_t offset = from.stored.offset + begin;
+  const bool in_place = reinterpret_cast<uintptr_t>(out) % io::kDirectAlign == offset % io::kDirectAlign;
+  char* target = in_place ? out : buffer_.get();
+  if (const int e = from.file.read_direct_at(offset, target, reach - begin)) raise_errno(e, "read", from.path);
+  for (uint64_t at = begin; at < reach; at += kHashBlock) verify_block(from, at / kHashBlock, target + (at - begin));
+  if (!in_place) std::copy_n(target, reach - begin, out);
+  return reach;
+}
+
+uint64_t RankFiles::read_part_of_block(const Source& from, uint64_t begin, uint64_t end, char* out) {
+  const uint64_t block = begin / kHashBlock, start = block * kHashBlock;
+  if (!verify_ || from.stored.verified[block]) {
+    const int e = from.file.read_at(from.stored.offset + begin, out, end - begin);
+    if (e) raise_errno(e, "read", from.path);
+    return end;
+  }
+  const uint64_t bytes = std::min(kHashBlock, from.stored.bytes - start);
+  if (const int e = from.file.read_at(from.stored.offset + start, buffer_.get(), bytes)) {
+    raise_errno(e, "read", from.path);
+  }
+  verify_block(from, block, buffer_.get());
+  std::copy_n(buffer_.get() + (begin - start), end - begin, out);
+  return end;
+}
+
+void RankFiles::verify_block(const Source& from, uint64_t block, const char* data) {
+  if (!verify_) return;
+  const uint64_t start = block * kHashBlock, bytes = std::min(kHashBlock, from.stored.bytes - start);
+  const uint64_t hash = XXH3_64bits(data, bytes);
+  if (hash != from.stored.hashes[block]) {
+    const uint64_t offset = from.stored.offset + start;
+    raise(STRATA_DATA_LOSS, from.path, ": bytes [", offset, ", ", offset + bytes, ") are damaged: XXH3 is ", hash, ", ",
+          from.stored.hashes[block], " was saved");
+  }
+  from.stored.verified[block] = true;
+}
+
+std::unique_ptr<strata_ckpt_load> open_checkpoint(const strata_ckpt& self, const std::string& root, const char* tag) {
+  if (tag) check_tag(tag);
+  auto load = std::make_unique<strata_ckpt_load>();
+  load->host = self.host;
+  load->tag = tag ? tag : latest_tag(root);
+  const std::string directory = root + "/" + load->tag;
+  load->description = read_index(directory);
+  const Description& d = load->description;
+  for (int32_t rank = 0; rank < d.world; ++rank) check_rank_file(directory, d, rank);
+  load->owners = d.owners_in_order();
+  load->files = std::make_unique<RankFiles>(directory, d, self.verify, self.direct_io);
+  fill_views(*load);
+  return load;
+}
+
+void read_param(strata_ckpt_load& load, uint64_t param, const std::string& array, Range part, char* out) {
+  const Description& d = load.description;
+  if (param >= d.params.size()) {
+    raise(STRATA_INVALID_ARGUMENT, "checkpoint '", load.tag, "': param ", param, " of ", d.params.size());
+  }
+  const Param& p = d.params[d.params[param].owner];
+  const Segment& s = d.segments[p.segment];
+  const Array* a = s.find_array(array);
+  if (!a)
+    raise(STRATA_NOT_FOUND, "checkpoint '", load.tag, "': no array '", array, "' was saved for param '", p.name, "'");
+  if (part.offset > p.elements || part.count > p.elements - part.offset) {
+    raise(STRATA_OUT_OF_RANGE, "checkpoint '", load.tag, "': elements [", part.offset, ", +", part.count,
+          ") of param '", p.name, "' with ", p.elements);
+  }
+  const uint64_t size = a->element_bytes();
+  const auto array_index = static_cast<uint64_t>(a - s.arrays.data());
+  const uint64_t begin = p.offset + part.offset, end = begin + part.count;
+  const auto& owners = load.owners[p.segment];
+  auto it =
+      std::partition_point(owners.begin(), owners.end(), [&](size_t rank) { return s.owned[rank].end() <= begin; });
+  for (; it != owners.end() && s.owned[*it].offset < end; ++it) {
+    const Range owned = s.owned[*it];
+    const uint64_t from = std::max(begin, owned.offset), to = std::min(end, owned.end());
+    load.files->read(*it, p.segment, array_index, {from, to - from}, out + (from - begin) * size);
+  }
+}
+
+}  // namespace strata::checkpoint
