@@ -25,9 +25,7 @@ int report(const Status& status) {
 }
 
 // bin/ and lib/ lie side by side in a build and in an installation.
-std::filesystem::path library_dir() {
-  return std::filesystem::path(strata::this_library_dir()).parent_path() / "lib";
-}
+std::filesystem::path library_dir() { return std::filesystem::path(strata::this_library_dir()).parent_path() / "lib"; }
 
 int check(const std::string& manifest) {
   strata::Settings settings;

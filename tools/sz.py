@@ -21,6 +21,7 @@ LARGER_PLUGINS = {
                          "reader and checks against damage"),
     "comm_local": (2700, "ranks as processes and ranks as threads meet differently below one exchange, and every wait "
                          "names who is missing"),
+    "comm_mpi": (1600, "posts, deadlines and naming who is missing, which MPI does not do, beside the transfers"),
     "fault": (1350, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.

@@ -1,5 +1,6 @@
-"""sample_offload_overhead: step time of the sample with ZeRO-3 and optimizer offload to RAM at 1 rank, over the same
-sample with everything resident (stage 0, no offload). Runs alternate in one call; medians of the steps after warm-up."""
+"""sample_offload_overhead: step time of the sample, ZeRO-3 and optimizer offload to RAM at 1 rank, over the same
+sample with everything resident (stage 0, no offload). Runs alternate in one call; medians of steps after warm-up.
+"""
 import json
 import os
 import re

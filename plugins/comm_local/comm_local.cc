@@ -2,7 +2,7 @@
 //
 // This file is the ABI side: one function per slot, which checks its arguments, keeps exceptions in, and hands errors
 // to the host. Reading order of the rest: env (who am I), meeting (how ranks find each other), board (steps, waiting,
-// failure), memory (what others can read), exchange (the collectives), kernels (copy and sum).
+// failure), memory (what others can read), exchange (the collectives), libs/rank_sum (copy and sum).
 //
 // Work is done when a call returns; `done` events are set before that. Besides the registry of meeting_threads.cc there
 // is no global state. In a child forked after open every call but close fails: it would speak for its parent.
@@ -12,7 +12,6 @@
 
 #include "env.h"
 #include "exchange.h"
-#include "kernels.h"
 #include "meeting.h"
 #include "strata/plugin.h"
 
@@ -53,7 +52,7 @@ Error check_process(const strata_comm* self) {
 // ---- open and close ----
 
 Error read_isa(const strata_options* options, Isa* out) {
-  *out = best_isa();
+  *out = strata::rank_sum::best_isa();
   for (uint64_t k = 0; options && k < options->count; ++k) {
     const char* at = reinterpret_cast<const char*>(options->items) + k * options->stride;
     const auto& option = *reinterpret_cast<const strata_option*>(at);
@@ -65,12 +64,13 @@ Error read_isa(const strata_options* options, Isa* out) {
     if (value == "auto") continue;
     bool known = false;
     for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-      if (value != isa_name(isa)) continue;
+      if (value != strata::rank_sum::isa_name(isa)) continue;
       known = true;
       *out = isa;
     }
     if (!known) return {STRATA_INVALID_ARGUMENT, "isa = \"" + value + "\": it is auto, scalar, avx2 or avx512"};
-    if (!isa_runs_here(*out)) return {STRATA_INVALID_ARGUMENT, "isa = \"" + value + "\": this CPU does not have it"};
+    if (!strata::rank_sum::isa_runs_here(*out))
+      return {STRATA_INVALID_ARGUMENT, "isa = \"" + value + "\": this CPU does not have it"};
   }
   return {};
 }

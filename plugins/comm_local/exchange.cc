@@ -5,7 +5,7 @@
 namespace comm_local {
 namespace {
 
-// From this many bytes written by one rank on, outputs go past the caches (see kernels.h).
+// From this many bytes written by one rank on, outputs go past the caches (see rank_sum.h).
 constexpr uint64_t kStreamBytes = 4u << 20;
 
 const char* op_name(int32_t op) {

@@ -17,11 +17,18 @@
 #include <vector>
 
 #include "board.h"
-#include "kernels.h"
 #include "memory.h"
+#include "rank_sum/rank_sum.h"
 #include "strata/iface/collective.h"
 
 namespace comm_local {
+
+using strata::rank_sum::copy;
+using strata::rank_sum::dtype_name;
+using strata::rank_sum::is_float;
+using strata::rank_sum::Isa;
+using strata::rank_sum::size_of;
+using strata::rank_sum::sum;
 
 // Scratch of all_reduce per rank: two halves, small enough to stay in the cache.
 constexpr uint64_t kScratchBytes = 2u << 20;

@@ -69,13 +69,14 @@ const void* load_interface(const std::string& plugin, const std::string& interfa
 }
 
 Rank::Rank(int rank, int world, bool threads, const std::string& job_name)
-    : job(job_name), host(
-                         [this](strata_log_level, const std::string& domain, const std::string& text) {
-                           static std::mutex mutex;
-                           std::lock_guard lock(mutex);
-                           log_lines.push_back(domain + ": " + text);
-                         },
-                         STRATA_LOG_DEBUG, 2) {
+    : job(job_name),
+      host(
+          [this](strata_log_level, const std::string& domain, const std::string& text) {
+            static std::mutex mutex;
+            std::lock_guard lock(mutex);
+            log_lines.push_back(domain + ": " + text);
+          },
+          STRATA_LOG_DEBUG, 2) {
   base.struct_size = sizeof(base);
   base.host = host.c();
   base.job = job.c_str();

@@ -62,7 +62,8 @@ void fetch_waits_per_unit(int world, int stage) {
     std::thread opener;
     if (rank == 0) {
       opener = std::thread([&] {
-        ASSERT_TRUE(eventually([&] { return before_gate == world && gates->waiting(tag.c_str()) == static_cast<uint64_t>(world); }));
+        ASSERT_TRUE(eventually(
+            [&] { return before_gate == world && gates->waiting(tag.c_str()) == static_cast<uint64_t>(world); }));
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         EXPECT_EQ(fetched_late, 0) << "a fetch returned while its unit's update was held";
         gates->open_gate(tag.c_str());
@@ -139,9 +140,11 @@ TEST(Async, GatherOfTheNextUnitIsSubmittedBeforeThisOneIsReleased) {
     strata_counters c{};
     c.struct_size = sizeof(c);
     EXPECT_TRUE(eventually([&] {
-      return strata_get_counters(e, STRATA_COUNT_TOTAL, &c) == STRATA_OK && seen->count("prefetch", rank, "all_gather") > 0 &&
+      return strata_get_counters(e, STRATA_COUNT_TOTAL, &c) == STRATA_OK &&
+             seen->count("prefetch", rank, "all_gather") > 0 &&
              c.gather_calls >= 10 + 2;  // 5 forward, 5 backward in step 1, then unit 0 and the one ahead of it
-    })) << c.gather_calls << " " << gathers;
+    })) << c.gather_calls
+        << " " << gathers;
     ASSERT_EQ(strata_release(e, 0, nullptr), STRATA_OK);
     ASSERT_EQ(strata_fetch(e, 1, nullptr), STRATA_OK);
     ASSERT_EQ(strata_release(e, 1, nullptr), STRATA_OK);

@@ -120,7 +120,8 @@ TEST(Checkpoint, SplitAndWholeMastersAreTheSameCheckpoint) {
     std::string error = steps(split, e, rank, 1, 2);
     return error.empty() ? call(strata_save(e, dir.path.c_str(), "x")) : error;
   });
-  const Result loaded = run_on(whole, [&](int, strata_engine* e) { return call(strata_load(e, dir.path.c_str(), "x")); });
+  const Result loaded =
+      run_on(whole, [&](int, strata_engine* e) { return call(strata_load(e, dir.path.c_str(), "x")); });
   EXPECT_TRUE(loaded == saved);
 }
 
@@ -129,7 +130,8 @@ TEST(Checkpoint, WrongLoadsAreRefusedOnAllRanksAndChangeNothing) {
   const Trial t = trial(3, 2);
   run_on(t, [&](int, strata_engine* e) { return call(strata_save(e, dir.path.c_str(), "good")); });
   run_on(t, [&](int rank, strata_engine* e) {
-    EXPECT_EQ(strata_save(e, dir.path.c_str(), "good"), rank == 0 ? STRATA_ALREADY_EXISTS : strata_status(STRATA_ALREADY_EXISTS));
+    EXPECT_EQ(strata_save(e, dir.path.c_str(), "good"),
+              rank == 0 ? STRATA_ALREADY_EXISTS : strata_status(STRATA_ALREADY_EXISTS));
     EXPECT_EQ(strata_load(e, dir.path.c_str(), "absent"), STRATA_NOT_FOUND) << strata_last_error();
     EXPECT_NE(strata_load(e, "/tmp/strata-no-such-directory", nullptr), STRATA_OK);
     return call(strata_load(e, dir.path.c_str(), "good"));

@@ -40,8 +40,8 @@ float initial_value(size_t param, uint64_t i) {
 }
 
 float gradient_value(int step, int micro, int rank, size_t param, uint64_t i, float weight) {
-  const double phase = 0.61 * static_cast<double>(i % 1009) + 1.3 * static_cast<double>(param) + 2.1 * step +
-                       0.7 * micro + 3.7 * rank;
+  const double phase =
+      0.61 * static_cast<double>(i % 1009) + 1.3 * static_cast<double>(param) + 2.1 * step + 0.7 * micro + 3.7 * rank;
   return static_cast<float>(0.3 * weight + 0.02 * std::cos(phase));
 }
 
@@ -51,7 +51,8 @@ bool Result::operator==(const Result& o) const {
     for (const auto& [name, values] : a) {
       const auto it = b.find(name);
       if (it == b.end() || it->second.size() != values.size()) return false;
-      if (!values.empty() && std::memcmp(values.data(), it->second.data(), values.size() * sizeof(float)) != 0) return false;
+      if (!values.empty() && std::memcmp(values.data(), it->second.data(), values.size() * sizeof(float)) != 0)
+        return false;
     }
     return true;
   };
@@ -224,7 +225,8 @@ std::string train(const Trial& t, const Model& m, strata_engine* e, int rank, Re
   }
   if (error.empty()) error = collect(e, m, out);
   out->counters.struct_size = sizeof(out->counters);
-  if (error.empty() && strata_get_counters(e, STRATA_COUNT_TOTAL, &out->counters) != STRATA_OK) error = failure("counters");
+  if (error.empty() && strata_get_counters(e, STRATA_COUNT_TOTAL, &out->counters) != STRATA_OK)
+    error = failure("counters");
   return error;
 }
 }  // namespace
@@ -247,8 +249,10 @@ Result run(const Trial& t) {
   for (auto& thread : ranks) thread.join();
   for (int r = 1; r < t.world; ++r) {
     const Result& other = results[static_cast<size_t>(r)];
-    if (results[0].error.empty() && !other.error.empty()) results[0].error = "rank " + std::to_string(r) + ": " + other.error;
-    if (results[0].error.empty() && !(other == results[0])) results[0].error = "ranks 0 and " + std::to_string(r) + " ended with different numbers";
+    if (results[0].error.empty() && !other.error.empty())
+      results[0].error = "rank " + std::to_string(r) + ": " + other.error;
+    if (results[0].error.empty() && !(other == results[0]))
+      results[0].error = "ranks 0 and " + std::to_string(r) + " ended with different numbers";
   }
   return results[0];
 }

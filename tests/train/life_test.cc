@@ -1,7 +1,6 @@
 // Opening, planning and closing: budgets hold before anything is allocated, half-built engines leave nothing behind.
-#include <gtest/gtest.h>
-
 #include <dirent.h>
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <fstream>
@@ -147,8 +146,10 @@ TEST(Life, AnyFailingAllocationIsAnErrorAndNothingElse) {
   each_allocation_fails("collective", "comm_local", "alloc");
   each_allocation_fails("offload_cpu", "offload_cpu", "alloc");
   for (const char* role : {"device", "collective", "offload_cpu", "optimizer"}) {
-    const std::map<std::string, std::string> wraps = {{"device", "device_host"}, {"collective", "comm_local"},
-                                                      {"offload_cpu", "offload_cpu"}, {"optimizer", "optim_adamw"}};
+    const std::map<std::string, std::string> wraps = {{"device", "device_host"},
+                                                      {"collective", "comm_local"},
+                                                      {"offload_cpu", "offload_cpu"},
+                                                      {"optimizer", "optim_adamw"}};
     each_allocation_fails(role, wraps.at(role), "open");
     each_allocation_fails(role, wraps.at(role), "caps");
   }

@@ -285,7 +285,8 @@ TEST(Numbers, AccumulationIsExactEverywhere) {  // [29] integer gradients: sums 
               STRATA_INIT(&info);
               ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
               const double other = 2.0 * micro * (micro - 1);
-              EXPECT_NEAR(info.grad_norm, std::sqrt(3000.0 * want * want + 17 * other * other) / (2 * micro), 1e-9 * want * 60);
+              EXPECT_NEAR(info.grad_norm, std::sqrt(3000.0 * want * want + 17 * other * other) / (2 * micro),
+                          1e-9 * want * 60);
             }
           });
         }
@@ -425,7 +426,8 @@ TEST(Ranks, AUnitThatOnlySomeStepsUseLeavesNothingBehind) {  // [01] the last on
   run_body(t, [](int rank, strata_engine* e) {
     const Model m = vectors({1 << 20, 1 << 20, 1024});
     ASSERT_EQ(build_model(e, m), "");
-    const std::vector<std::vector<strata_unit>> steps = {{0, 1, 2}, {0, 1, 2}, {0, 2}, {0, 1, 2}, {0, 2}, {0, 2}, {0, 1}};
+    const std::vector<std::vector<strata_unit>> steps = {{0, 1, 2}, {0, 1, 2}, {0, 2}, {0, 1, 2},
+                                                         {0, 2},    {0, 2},    {0, 1}};
     Result before, after;
     for (size_t step = 0; step < steps.size(); ++step) {
       if (step == 6) {
@@ -478,7 +480,7 @@ TEST(Counters, EqualTheFormulaAndTheCountingShim) {
     // known the last unit of the forward, which is the first of the backward, stays: 4096 elements in steps 2 and 3.
     EXPECT_EQ(c.gather_bytes, (3 * 2 * 2 * elements - 2 * 2 * 4096) / world * (world - 1));
     EXPECT_EQ(c.reduce_bytes, 3 * 2 * elements / world * (world - 1));
-    EXPECT_EQ(c.grad_bytes, 3 * 4 * elements);  // the harness hands over fp32
+    EXPECT_EQ(c.grad_bytes, 3 * 4 * elements);             // the harness hands over fp32
     EXPECT_EQ(c.tier_write[1], 3 * 2 * elements / world);  // gradients to RAM, 2 bytes
     EXPECT_EQ(c.tier_read[1], 3 * 2 * elements / world);   // weights back, 2 bytes
     EXPECT_EQ(c.updated_elements, 3 * elements / world);

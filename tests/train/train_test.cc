@@ -9,8 +9,8 @@ namespace strata::test {
 namespace {
 
 // fp32 against fp64: a few roundings per step on values of about 0.05.
-void expect_close(const std::map<std::string, std::vector<float>>& a, const std::map<std::string, std::vector<float>>& b,
-                  double tolerance, const char* what) {
+void expect_close(const std::map<std::string, std::vector<float>>& a,
+                  const std::map<std::string, std::vector<float>>& b, double tolerance, const char* what) {
   ASSERT_EQ(a.size(), b.size()) << what;
   for (const auto& [name, values] : a) {
     const auto& other = b.at(name);
@@ -25,7 +25,8 @@ void expect_reference(const Trial& t) {
   const Result got = run(t), want = reference(t);
   ASSERT_EQ(got.error, "") << t.name;
   ASSERT_EQ(got.norms.size(), want.norms.size());
-  for (size_t i = 0; i < got.norms.size(); ++i) EXPECT_NEAR(got.norms[i], want.norms[i], 2e-5 * want.norms[i]) << t.name;
+  for (size_t i = 0; i < got.norms.size(); ++i)
+    EXPECT_NEAR(got.norms[i], want.norms[i], 2e-5 * want.norms[i]) << t.name;
   expect_close(got.master, want.master, 2e-5, "master");
   // A weight that rounds to the other bf16 neighbour (2.4e-4 at 0.05) changes a later gradient by 0.3 of that.
   expect_close(got.exp_avg, want.exp_avg, 3e-5, "exp_avg");
@@ -108,7 +109,8 @@ std::vector<Trial> placements(const Trial& base) {
     with("few live parameters", {z + "max_live_parameters=20000"});
     with("no reuse", {z + "max_reuse_distance=0"});
     with("offload_param cpu", {z + "offload_param.device=cpu"});
-    with("both offloads, small sub-groups", {z + "offload_param.device=cpu", z + "offload_optimizer.device=cpu", z + "sub_group_size=2048"});
+    with("both offloads, small sub-groups",
+         {z + "offload_param.device=cpu", z + "offload_optimizer.device=cpu", z + "sub_group_size=2048"});
   }
   return trials;
 }

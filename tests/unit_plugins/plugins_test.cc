@@ -221,6 +221,7 @@ TEST_F(Plugins, TheFirstHitWinsEvenWhenItIsBroken) {
   PluginSet set(search, {});
   ASSERT_TRUE(set.find("good", STRATA_OFFLOAD, &table).ok());
   EXPECT_EQ(set.describe()[0].toml, dir.path() / "first/good.toml");
+  std::filesystem::remove(dir.path() / "first/good.so");  // it is mapped: never written over in place
   dir.write("first/good.so", "broken");
   PluginSet other(search, {});
   EXPECT_THAT(other.find("good", STRATA_OFFLOAD, &table).text(), HasSubstr("first/good.so: is not a shared library"));
