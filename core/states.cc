@@ -56,10 +56,6 @@ Status States::allocate() {
   return Ok();
 }
 
-bool States::in_place(uint32_t unit, uint32_t segment) const {
-  return tier_.addressable() && weights_.owned(unit, segment).address != nullptr;
-}
-
 int States::canonical_index(const Segment& s, const std::string& name) const {
   const auto& layout = layout_of(s);
   for (uint32_t i = 0; i < layout.canonical_count; ++i) {
@@ -130,7 +126,7 @@ Status States::store(const Piece& piece, char* buffer, std::vector<Event>* done)
 Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn) {
   const Segment& s = layout_.units[unit].segments[segment];
   const uint64_t end = first + count;
-  if (!in_place(unit, segment) && visit_buffer_.bytes() == 0) {
+  if (!in_place(unit) && visit_buffer_.bytes() == 0) {
     STRATA_RETURN_IF_ERROR(Memory::on_device(device_, 32 * kVisitElements, &visit_buffer_));
   }
   while (first < end) {
@@ -141,8 +137,7 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     strata_optim_args args{};
     args.struct_size = sizeof(args);
     STRATA_RETURN_IF_ERROR(load(piece, visit_buffer_.at(0), &done));
-    if (write && !in_place(unit, segment) && !(layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) &&
-        !weights_.owned(unit, segment).address) {
+    if (write && !weights_.addressable(unit) && !(layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE)) {
       // The part of the piece that fn leaves alone must be stored back as it was.
       const OwnedWeights owned = weights_.owned(unit, segment);
       const uint64_t size = dtype_size(s.dtype);

@@ -26,7 +26,8 @@ class States {
   Status allocate();
 
   const Tier& tier() const { return tier_; }
-  bool in_place(uint32_t unit, uint32_t segment) const;
+  // State and weights are updated where they lie. Known before anything is allocated.
+  bool in_place(uint32_t unit) const { return tier_.addressable() && weights_.addressable(unit); }
   const strata_optim_layout& layout_of(const Segment& s) const { return layouts_[static_cast<size_t>(s.dtype)]; }
   bool has_layout(const Segment& s) const { return layouts_[static_cast<size_t>(s.dtype)].struct_size != 0; }
   // Index of a canonical array ("master", "exp_avg", ...), or -1.

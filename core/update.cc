@@ -39,7 +39,7 @@ uint64_t Updater::buffer_bytes() const {
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
-      if (!s.trainable || states_.in_place(u, i)) continue;
+      if (!s.trainable || states_.in_place(u)) continue;
       largest = std::max(largest, states_.buffer_bytes(s, std::min(sub_group_, layout_.owned(s).size())));
     }
   }
@@ -175,7 +175,7 @@ Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
     if (status.ok()) status = update(job, part.piece, buffers_[b].at(0));
     if (status.ok()) status = states_.store(part.piece, buffers_[b].at(0), &writes[b]);
     // Weights in a tier that is not addressable are new when they are written.
-    if (status.ok() && part.last && !weights_.owned(part.piece.unit, part.piece.segment).address) {
+    if (status.ok() && part.last && !weights_.addressable(part.piece.unit)) {
       for (auto& events : writes) {
         if (status.ok()) status = wait(events);
       }

@@ -60,6 +60,8 @@ class Weights {
 
   // Where this rank's own elements lie (stage 0: the whole segment).
   OwnedWeights owned(uint32_t unit, uint32_t segment) const;
+  // Whether owned() will have an address: known before anything is allocated.
+  bool addressable(uint32_t unit) const { return !sharded(unit) || tier_.addressable(); }
   // The full buffer of a whole unit's segment.
   char* whole(uint32_t unit, uint32_t segment) const;
   const Tier& tier() const { return tier_; }
