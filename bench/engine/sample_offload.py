@@ -21,7 +21,7 @@ def step_times(manifest, text):
     command = [os.path.join(BUILD, "bin/gpt"), "train", "--manifest", manifest, "--set", "steps_per_print=1",
                "--text", text, "--steps", str(STEPS)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    times = [float(x) for x in re.findall(r"step time ([0-9.]+)", out)]
+    times = [float(x) for x in re.findall(r"([0-9.]+) s/step", out)]
     if len(times) < 5:
         sys.exit("no step times in the sample's output:\n" + out)
     return times[2:]
