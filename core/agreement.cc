@@ -1,5 +1,6 @@
 #include "core/agreement.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -70,7 +71,8 @@ Status Agreement::conclude(StepOutcome& outcome) {
   }
   const double parts = static_cast<double>(layout_.world) * gradients_.plan().micro_batches;
   outcome.norm = std::sqrt(squares) / parts;
-  outcome.apply = std::isfinite(squares) ? 1 : 0;
+  outcome.any_used = std::any_of(outcome.used.begin(), outcome.used.end(), [](uint8_t u) { return u != 0; });
+  outcome.apply = std::isfinite(squares) && outcome.any_used ? 1 : 0;
   outcome.clip = max_norm_ > 0 && outcome.apply ? std::min(1.0, max_norm_ / (outcome.norm + 1e-6)) : 1.0;
   outcome.grad_scale = static_cast<float>(outcome.clip / parts);
   return Ok();

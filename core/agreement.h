@@ -21,6 +21,7 @@ struct StepOutcome {
   float grad_scale = 0;  // clip / (world * micro-batches), rounded once
   uint32_t apply = 0;
   bool own_part_finite = true;
+  bool any_used = false;        // false: no rank handed over any gradient, and the step changes nothing
   std::vector<uint8_t> used;    // by registered unit, on any rank
   std::vector<uint32_t> order;  // rank 0's
   // Counters when the step's last collective was done (collective thread) and when strata_step was called.

@@ -328,7 +328,10 @@ Status Engine::load(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(between_steps("strata_load"));
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, "strata_load: a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(open_checkpoint());
-  STRATA_RETURN_IF_ERROR(snapshot_->load(root, tag, &run_));
+  bool changed = false;
+  Status loaded = snapshot_->load(root, tag, &run_, &changed);
+  if (!loaded.ok() && changed) note_failure(loaded);  // half loaded: only another load, or close
+  if (!loaded.ok()) return loaded;
   updater_->unit_steps = run_.unit_steps;
   return Ok();
 }

@@ -55,19 +55,23 @@ Status Engine::read_settings(const strata_engine_args& args) {
 
 // Manifest keys that are the business of a plugin, whichever serves the role.
 void Engine::preset_options() {
-  const auto hand_on = [this](const char* interface_id, const char* option, auto value, const std::string& key) {
-    plugins_->preset(interface_id, {option, value, settings_.origin(key)}, key, settings_.is_given(key));
+  // A default that the user wrote out asks nothing of a plugin that has no such option.
+  const auto hand_on = [this](const char* interface_id, const char* option, auto value, auto usual,
+                              const std::string& key) {
+    plugins_->preset(interface_id, {option, value, settings_.origin(key)}, key,
+                     settings_.is_given(key) && value != usual);
   };
+  const OptimizerSettings usual = default_settings().optimizer;
   const OptimizerSettings& optimizer = settings_.optimizer;
   const std::string params = "optimizer.params.", zero = "zero_optimization.";
-  hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, params + "state_layout");
-  hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode,
+  hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, usual.state_layout, params + "state_layout");
+  hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode, usual.adam_w_mode,
           settings_.is_given("optimizer.type") && !settings_.is_given(params + "adam_w_mode") ? "optimizer.type"
                                                                                               : params + "adam_w_mode");
   // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
   const bool pin_state = settings_.zero_optimization.offload_optimizer.pin_memory;
   const bool pin_param = settings_.zero_optimization.offload_param.pin_memory;
-  hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param,
+  hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param, false,
           zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
 }
 

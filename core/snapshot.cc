@@ -204,19 +204,26 @@ Status Snapshot::export_weights(const std::string& path) {
 
 // ---- loading -----------------------------------------------------------------------------------------------------
 
-Status Snapshot::load(const std::string& root, const char* tag, RunState* run) {
+Status Snapshot::load(const std::string& root, const char* tag, RunState* run, bool* changed) {
   const std::string what = "load of \"" + root + "/" + (tag ? tag : "(latest)") + "\"";
   const auto* api = checkpoint_.api();
   strata_ckpt_load* load = nullptr;
   strata_ckpt_info info{};
   info.struct_size = sizeof(info);
+  RunState found;
+  std::vector<uint64_t> places;
   Status mine = take_failure(api->load_open(checkpoint_.self(), root.c_str(), tag, &load));
   if (mine.ok()) mine = take_failure(api->load_info(load, &info));
-  if (mine.ok()) mine = load_run(info, run);
+  if (mine.ok()) mine = load_run(info, &found);
+  if (mine.ok()) mine = match_params(info, &places);
   Status all = agreement_.all_ok(mine, what);
   if (all.ok()) all = agreement_.same_everywhere(fnv1a(info.tag, std::strlen(info.tag)), what + " (tag)");
-  if (all.ok()) all = agreement_.all_ok(load_tensors(load, info), what);
+  if (all.ok()) {
+    *changed = true;  // nothing was up to here
+    all = agreement_.all_ok(load_tensors(load, places), what);
+  }
   if (load) api->load_close(load);
+  if (all.ok()) *run = std::move(found);
   return all.during(what);
 }
 
@@ -242,13 +249,15 @@ Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
   return Ok();
 }
 
-Status Snapshot::load_tensors(strata_ckpt_load* load, const strata_ckpt_info& info) {
+// Finds every registered param in the checkpoint, and refuses what does not fit, before anything is read.
+Status Snapshot::match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const {
   auto param_at = [&info](uint64_t k) -> const strata_ckpt_param& {
     return *reinterpret_cast<const strata_ckpt_param*>(reinterpret_cast<const char*>(info.params) +
                                                        k * info.param_stride);
   };
   std::unordered_map<std::string, uint64_t> by_name;
   for (uint64_t k = 0; k < info.param_count; ++k) by_name[param_at(k).name] = k;
+  places->assign(registry_.params.size(), 0);
   for (uint32_t id = 0; id < registry_.params.size(); ++id) {
     const Param& p = registry_.params[id];
     if (p.owner != id) continue;
@@ -256,14 +265,21 @@ Status Snapshot::load_tensors(strata_ckpt_load* load, const strata_ckpt_info& in
     if (it != by_name.end() && param_at(it->second).alias_of) it = by_name.find(param_at(it->second).alias_of);
     if (it == by_name.end()) return {STRATA_NOT_FOUND, "param \"" + p.name + "\" is not in the checkpoint"};
     const strata_ckpt_param& saved = param_at(it->second);
-    const bool same_shape =
-        saved.ndim == static_cast<int32_t>(p.shape.size()) && std::equal(p.shape.begin(), p.shape.end(), saved.shape);
-    if (!same_shape || saved.dtype != p.dtype) {
-      return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": shape or dtype in the checkpoint (" +
-                                           dtype_name(saved.dtype) + ") differs from the registered one (" +
-                                           dtype_name(p.dtype) + ")"};
+    const auto ndim = static_cast<int32_t>(p.shape.size());
+    if (saved.ndim != ndim || !std::equal(p.shape.begin(), p.shape.end(), saved.shape) || saved.dtype != p.dtype) {
+      return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\" is " + dtype_name(saved.dtype) +
+                                           shape_text(saved.shape, saved.ndim) + " in the checkpoint and " +
+                                           dtype_name(p.dtype) + shape_text(p.shape.data(), ndim) + " here"};
     }
-    STRATA_RETURN_IF_ERROR(load_param(load, it->second, p).during("param \"" + p.name + "\""));
+    (*places)[id] = it->second;
+  }
+  return Ok();
+}
+
+Status Snapshot::load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places) {
+  for (uint32_t id = 0; id < registry_.params.size(); ++id) {
+    const Param& p = registry_.params[id];
+    if (p.owner == id) STRATA_RETURN_IF_ERROR(load_param(load, places[id], p).during("param \"" + p.name + "\""));
   }
   return Ok();
 }

@@ -27,13 +27,15 @@ class Snapshot {
            CommQueue& queue, Weights& weights, States& states, Tensors& tensors);
 
   Status save(const std::string& root, const std::string& tag, const RunState& run);
-  Status load(const std::string& root, const char* tag, RunState* run);
+  // A load that is refused leaves everything as it was; one that fails later sets *changed.
+  Status load(const std::string& root, const char* tag, RunState* run, bool* changed);
   Status export_weights(const std::string& path);
 
  private:
   struct Description;  // the arrays behind strata_ckpt_save_args
   Status barrier(const std::string& what);
-  Status load_tensors(strata_ckpt_load* load, const strata_ckpt_info& info);
+  Status match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const;
+  Status load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places);
   Status load_param(strata_ckpt_load* load, uint64_t index, const Param& p);
   Status load_run(const strata_ckpt_info& info, RunState* run) const;
 

@@ -50,7 +50,10 @@ Status Tensors::check_tensor(const Param& p, const strata_tensor& t, bool fp32_o
                                          (fp32_only ? std::string() : std::string(" or ") + dtype_name(p.dtype)) +
                                          ", not " + dtype_name(t.dtype)};
   }
-  if (t.device_type != STRATA_CPU) return {STRATA_INVALID_ARGUMENT, who + ": the tensor must lie in CPU memory"};
+  if (t.device_type != STRATA_CPU) {
+    return {STRATA_INVALID_ARGUMENT, who + ": device_type of the tensor is " + std::to_string(t.device_type) +
+                                         "; set STRATA_CPU (1), it must lie in CPU memory"};
+  }
   if (!t.data && p.numel > 0) return {STRATA_INVALID_ARGUMENT, who + ": the tensor's data is NULL"};
   return Ok();
 }

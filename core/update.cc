@@ -105,8 +105,11 @@ Status Updater::run(UpdateJob& job) {
   return Ok();
 }
 
-// The gradient is not finite: nothing changes, and the ranks that hold the cause say where it is.
+// The gradient is not finite, or there is none: nothing changes, and the ranks that hold the cause say what it is.
 Status Updater::skip(UpdateJob& job) {
+  if (!job.outcome->any_used && layout_.rank == 0) {
+    log_(STRATA_LOG_WARN, "step " + std::to_string(job.step) + " changes nothing: no rank handed over a gradient");
+  }
   if (!job.outcome->own_part_finite) {
     std::string param = "?";
     STRATA_RETURN_IF_ERROR(gradients_.find_nonfinite(&param));

@@ -4,8 +4,8 @@
  *
  * The rule: every struct that crosses the ABI starts with `struct_size` and `abi_minor`, is only ever
  * appended to, and is read field by field with STRATA_HAS. Sizes are never compared for equality. A reader
- * ignores a tail it does not know; a missing tail means zero. Anything else is a new major: a new entry
- * symbol and new interface ids ("strata.offload/2"). See abi/RULES.md.
+ * ignores a tail it does not know; a missing tail means zero. Anything else is a new id: an
+ * interface's next revision ("strata.offload/2"), or for the descriptor a new entry. See abi/RULES.md.
  *
  * Tags used on every function of these headers
  *   thread     [control]  one caller at a time per instance, from any OS thread

@@ -138,6 +138,41 @@ TEST(Checkpoint, WrongLoadsAreRefusedOnAllRanksAndChangeNothing) {
   });
 }
 
+TEST(Checkpoint, ALoadThatDoesNotFitChangesNothing) {
+  TempDir dir;
+  Trial t;
+  run_on(t, [&](int, strata_engine* e) {
+    std::string error = call(strata_set_meta(e, "who", "saved"));
+    return error.empty() ? call(strata_save(e, dir.path.c_str(), "odd")) : error;
+  });
+  t.body = [&](int, strata_engine* e) {
+    Model m = odd_model();
+    m.params[5].shape = {65, 33};  // every other param fits, most of them come before it
+    ASSERT_EQ(build_model(e, m), "");
+    ASSERT_EQ(strata_set_meta(e, "who", "mine"), STRATA_OK);
+    std::vector<float> ones(64 * 97, 1.0f);
+    strata_tensor value;
+    STRATA_INIT(&value);
+    value.data = ones.data();
+    value.device_type = STRATA_CPU;
+    value.dtype = STRATA_F32;
+    value.ndim = 2;
+    value.shape = m.params[2].shape.data();
+    ASSERT_EQ(strata_write_param(e, 2, &value, 0), STRATA_OK) << strata_last_error();
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), "odd"), STRATA_INVALID_ARGUMENT);
+    const std::string text = strata_last_error();
+    EXPECT_NE(text.find("[33, 65]"), std::string::npos) << text;
+    EXPECT_NE(text.find("[65, 33]"), std::string::npos) << text;
+    Result after;
+    ASSERT_EQ(collect(e, m, &after), "");
+    EXPECT_EQ(after.master["layer0.weight"], ones);
+    const char* who = "";
+    ASSERT_EQ(strata_get_meta(e, "who", &who), STRATA_OK);
+    EXPECT_STREQ(who, "mine");
+  };
+  EXPECT_EQ(run(t).error, "");
+}
+
 TEST(Checkpoint, ExportHoldsTheTrainingWeightsBitForBit) {
   TempDir dir;
   const std::string path = dir.path + "/weights.h5";

@@ -202,6 +202,20 @@ TEST(Numbers, AnInfiniteGradientIsOneSkipOnAllRanks) {  // [31] [32]
   }
 }
 
+TEST(Numbers, AStepWithoutAnyGradientIsNotApplied) {
+  run_body({.world = 2, .stage = 3}, [](int, strata_engine* e) {
+    const Model m = vectors({300});
+    ASSERT_EQ(build_model(e, m), "");
+    ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+    ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    strata_step_info info;
+    STRATA_INIT(&info);
+    ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+    EXPECT_EQ(info.was_applied, 0u);
+    EXPECT_EQ(info.skipped_steps, 1u);
+  });
+}
+
 TEST(Numbers, ALargeFiniteNormIsClippedNormally) {  // [31] 300 elements of 400
   run_body({.clip = 1.0}, [](int, strata_engine* e) {
     const Model m = vectors({300});

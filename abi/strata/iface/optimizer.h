@@ -42,8 +42,8 @@ typedef struct strata_optim_layout {
   const char *canonical[STRATA_OPTIM_MAX_ARRAYS];      /* [static] "master" is always [0] */
 } strata_optim_layout;
 
-/* Settings of one param group for one step, fp64 as the host gave them. `options` names are the plugin's
- * (AdamW: lr, betas1, betas2, eps, weight_decay; see its TOML). */
+/* Settings of one param group for one step, fp64 as the host gave them: [optimizer.params] of the
+ * manifest, a group's own values, and the learning rate of the step. */
 typedef struct strata_optim_group {
   uint32_t struct_size;
   uint32_t abi_minor;
