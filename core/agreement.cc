@@ -19,16 +19,15 @@ Agreement::Agreement(const Registry& registry, const Layout& layout, double max_
 
 Status Agreement::allocate() { return Memory::for_collectives(collective_, bytes(), &memory_).during("agreement"); }
 
-std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step) {
+std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step, uint64_t arguments_hash) {
   auto outcome = std::make_shared<StepOutcome>();
   CommOp op;
   op.kind = CommOp::Kind::kAgree;
   op.tag = (3ull << 32) | (step & 0xffffffffu);
   op.label = "agreement on step " + std::to_string(step);
   op.items.push_back(coll_item(memory_.at(0), STRATA_U8, memory_.at(stride_), STRATA_U8, stride_));
-  op.prepare = [this, hash = queue_.hash(), used = gradients_.take_used(), order = gradients_.take_order()] {
-    return fill(hash, used, order);
-  };
+  op.prepare = [this, hash = queue_.hash() ^ arguments_hash, used = gradients_.take_used(),
+                order = gradients_.take_order()] { return fill(hash, used, order); };
   op.then = [this, outcome] { return conclude(*outcome); };
   outcome->known = queue_.submit(std::move(op));
   return outcome;
@@ -61,8 +60,8 @@ Status Agreement::conclude(StepOutcome& outcome) {
     }
     if (header.hash != hash0) {
       return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(r) +
-                                              " issued other collectives than rank 0 since the start (their hashes "
-                                              "differ): the step is not applied"};
+                                              " issued other collectives, or gave strata_step other learning "
+                                              "rates, than rank 0 (their hashes differ): the step is not applied"};
     }
     squares += header.norm_partial;
     if (r == layout_.rank) outcome.own_part_finite = std::isfinite(header.norm_partial);

@@ -35,8 +35,8 @@ class Agreement {
   uint64_t bytes() const { return stride_ * (static_cast<uint64_t>(layout_.world) + 1); }
   Status allocate();
 
-  // Submits the agreement of this step. Host thread.
-  std::shared_ptr<StepOutcome> submit(uint64_t step);
+  // Submits the agreement of this step, whose arguments must be equal everywhere. Host thread.
+  std::shared_ptr<StepOutcome> submit(uint64_t step, uint64_t arguments_hash);
   // Compares a number all ranks must have equal; the error names the ranks that differ from rank 0.
   Status same_everywhere(uint64_t value, const std::string& what);
   // Gives every rank rank 0's number.

@@ -209,7 +209,8 @@ Status Engine::step(const strata_step_args* args) {
   }
   STRATA_RETURN_IF_ERROR(weights_->end_step());
   job.step = ++run_.steps;
-  outcome_ = job.outcome = agreement_->submit(job.step);
+  outcome_ = job.outcome =
+      agreement_->submit(job.step, fnv1a(job.groups.data(), job.groups.size() * sizeof(job.groups[0])));
   settled_ = false;
   for (uint32_t unit : weights_->forward_order()) {
     if (layout_.units[unit].trainable_elements == 0) continue;
@@ -296,6 +297,7 @@ Status Engine::write_param(uint32_t param, const strata_tensor* value, int32_t r
   const std::string what = "strata_write_param(\"" + registry_->params[param].name + "\")";
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, what + ": a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(between_steps(what));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(tensors_->check_write(param, value, root), what));
   return tensors_->write(param, value, root).during(what);
 }
 
@@ -303,7 +305,13 @@ Status Engine::read_param(uint32_t param, const char* array, const strata_tensor
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_param(param));
   STRATA_RETURN_IF_ERROR(updater_->join());
-  return tensors_->read(param, array ? array : "weight", out);
+  const std::string name = array ? array : "weight",
+                    what = "strata_read_param(\"" + registry_->params[param].name + "\")";
+  if (name == "grad" && gradients_->filling()) {
+    return {STRATA_FAILED_PRECONDITION, what + ": a micro-batch is open; gradients are reduced when it ends"};
+  }
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(tensors_->check_read(param, name, out), what));
+  return tensors_->read(param, name, out).during(what);
 }
 
 namespace {

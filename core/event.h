@@ -43,11 +43,6 @@ class Event {
  public:
   Event() = default;
   static Event create() { return Event(new strata_event); }
-  static Event already_set() {
-    Event e = create();
-    e->set(Ok());
-    return e;
-  }
   Event(const Event& other) : event_(other.event_) {
     if (event_) event_->retain();
   }

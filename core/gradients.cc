@@ -59,10 +59,11 @@ uint64_t Gradients::capacity() const {
 }
 
 uint64_t Gradients::buffer_bytes() const {
-  uint64_t all = 0, elements = 0;
+  uint64_t all = 0, elements = 0, largest = 0;
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     all += slots_[u].buffer_bytes;
     elements += layout_.units[u].trainable_elements;
+    largest = std::max(largest, layout_.units[u].trainable_elements);
   }
   const uint64_t part = capacity();
   uint64_t widest = 0;
@@ -71,7 +72,8 @@ uint64_t Gradients::buffer_bytes() const {
       if (s.trainable && plan_.needs_wire_buffer(s)) widest = std::max(widest, dtype_size(plan_.wire(s)));
     }
   }
-  return part == elements ? all : std::min(all, part * widest);
+  // A further largest unit gives first fit room to work in.
+  return part == elements ? all : std::min(all, (part + largest) * widest);
 }
 
 uint64_t Gradients::owned_bytes() const {
@@ -107,6 +109,12 @@ Status Gradients::allocate() {
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
   arena_ = Arena(buffer_bytes());
+  uint64_t all = 0;
+  for (Slot& slot : slots_) {
+    slot.own_place = all;
+    all += slot.buffer_bytes;
+  }
+  own_places_ = all <= buffer_bytes();
   // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
   char* owned = nullptr;
   if (tier_.addressable()) {
@@ -207,10 +215,10 @@ Status Gradients::open_buffer(uint32_t unit) {
   if (slot.has_buffer || slot.buffer_bytes == 0) return Ok();
   const uint64_t elements = layout_.units[unit].trainable_elements;
   STRATA_RETURN_IF_ERROR(make_room(elements));
-  auto offset = arena_.take(slot.buffer_bytes);
+  auto offset = take_place(unit);
   while (!offset && !in_flight_.empty()) {
-    STRATA_RETURN_IF_ERROR(reclaim(true));
-    offset = arena_.take(slot.buffer_bytes);
+    STRATA_RETURN_IF_ERROR(reclaim_oldest());
+    offset = take_place(unit);
   }
   if (!offset) {
     return {STRATA_RESOURCE_EXHAUSTED, "gradients of unit \"" + layout_.units[unit].name + "\" (" +
@@ -227,7 +235,6 @@ Status Gradients::open_buffer(uint32_t unit) {
 // The cap on unreduced gradients. Depends on sizes and host calls only: first the open bucket goes, then units that
 // are ready but out of turn, in this rank's order (the collective's board proves that all ranks do the same).
 Status Gradients::make_room(uint64_t elements) {
-  STRATA_RETURN_IF_ERROR(reclaim(false));
   if (open_elements_ + elements <= capacity()) return Ok();
   STRATA_RETURN_IF_ERROR(launch());
   for (size_t i = 0; i < ready_order_.size() && open_elements_ + elements > capacity(); ++i) {
@@ -239,17 +246,25 @@ Status Gradients::make_room(uint64_t elements) {
   return Ok();
 }
 
-Status Gradients::reclaim(bool wait) {
-  for (size_t i = 0; i < in_flight_.size();) {
-    InFlight& flight = in_flight_[i];
-    if (!flight.done->is_set() && !(wait && i == 0)) {
-      ++i;
-      continue;
+// Where all buffers fit at once every unit has its own place, free when its last reduction is done; else first fit.
+std::optional<uint64_t> Gradients::take_place(uint32_t unit) {
+  if (!own_places_) return arena_.take(slots_[unit].buffer_bytes);
+  for (const InFlight& flight : in_flight_) {
+    for (const auto& [offset, bytes] : flight.places) {
+      if (offset == slots_[unit].own_place && bytes > 0) return std::nullopt;
     }
-    STRATA_RETURN_IF_ERROR(flight.done->wait(queue_.patience()));
-    for (const auto& [offset, bytes] : flight.places) arena_.give(offset, bytes);
-    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-    wait = false;
+  }
+  return slots_[unit].own_place;
+}
+
+// Places come free in the order of submission and only when they are needed, never by what happens to be finished: so
+// every rank sees the same room at the same call.
+Status Gradients::reclaim_oldest() {
+  InFlight flight = std::move(in_flight_.front());
+  in_flight_.erase(in_flight_.begin());
+  STRATA_RETURN_IF_ERROR(flight.done->wait(queue_.patience()));
+  for (const auto& [offset, bytes] : flight.places) {
+    if (!own_places_) arena_.give(offset, bytes);
   }
   return Ok();
 }
@@ -267,7 +282,8 @@ Status Gradients::unit_done(uint32_t unit) {
   unit_closed_[unit] = 1;
   for (uint32_t fed : layout_.units[unit].feeds) {
     const auto& feeders = slots_[fed].feeders;
-    if (std::all_of(feeders.begin(), feeders.end(), [&](uint32_t f) { return unit_closed_[f]; })) mark_ready(fed);
+    const bool done = std::all_of(feeders.begin(), feeders.end(), [&](uint32_t f) { return unit_closed_[f]; });
+    if (done && trainable(fed)) mark_ready(fed);
   }
   return advance();
 }

@@ -18,6 +18,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/arena.h"
@@ -87,6 +88,7 @@ class Gradients {
     bool has_buffer = false;  // from the first gradient to the launch of its reduction
     uint64_t buffer = 0;      // offset in buffers_
     uint64_t buffer_bytes = 0;
+    uint64_t own_place = 0;          // offset in buffers_ when all fit at once
     std::vector<uint64_t> wire;      // byte offset of each segment in the buffer
     std::vector<char*> owned;        // per segment, NULL for frozen
     std::vector<char*> accumulator;  // per segment, full fp32
@@ -115,7 +117,8 @@ class Gradients {
   Status complete_segment(uint32_t unit, uint32_t segment);
   Status after_reduction(const std::vector<uint32_t>& units, int micro);
   Status update_norm(uint32_t unit);
-  Status reclaim(bool wait);
+  std::optional<uint64_t> take_place(uint32_t unit);
+  Status reclaim_oldest();
 
   const Registry& registry_;
   const Layout& layout_;
@@ -133,6 +136,7 @@ class Gradients {
   Region owned_region_;
   Memory owned_memory_;
   Arena arena_;
+  bool own_places_ = false;  // all buffers fit at once
   std::vector<InFlight> in_flight_;
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
   std::vector<uint32_t> contributions_;  // of this micro-batch (local: of this step), by owner

@@ -63,7 +63,7 @@ Status Tensors::broadcast(const Param& p, const Piece& piece, strata_dtype dtype
   CommOp op;
   op.kind = CommOp::Kind::kBroadcast;
   op.root = root;
-  op.tag = (5ull << 32) | p.owner;
+  op.tag = (5ull << 32) | (static_cast<uint64_t>(root) << 40) | p.owner;
   op.label = "transfer of param \"" + p.name + "\"";
   op.items.push_back(coll_item(staging_.at(0), dtype, staging_.at(0), dtype, piece.segment.size()));
   return queue_.run(std::move(op));
@@ -71,14 +71,19 @@ Status Tensors::broadcast(const Param& p, const Piece& piece, strata_dtype dtype
 
 // ---- writing -----------------------------------------------------------------------------------------------------
 
-Status Tensors::write(uint32_t param, const strata_tensor* value, int32_t root) {
+Status Tensors::check_write(uint32_t param, const strata_tensor* value, int32_t root) const {
   const Param& p = registry_.owner_of(param);
-  const bool mine = root == layout_.rank;
   if (root < 0 || root >= layout_.world) {
     return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": there is no rank " + std::to_string(root)};
   }
-  if (mine && !value) return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": the root passes no value"};
-  if (mine) STRATA_RETURN_IF_ERROR(check_tensor(p, *value, false));
+  if (root != layout_.rank) return Ok();
+  if (!value) return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\": the root passes no value"};
+  return check_tensor(p, *value, false);
+}
+
+Status Tensors::write(uint32_t param, const strata_tensor* value, int32_t root) {
+  const Param& p = registry_.owner_of(param);
+  const bool mine = root == layout_.rank;
   for (const Piece& piece : cut(p)) {
     // Values travel as fp32, which holds every weight dtype exactly.
     if (mine) {
@@ -136,14 +141,20 @@ Status Tensors::import_weight(uint32_t unit, uint32_t segment, uint64_t first, u
 
 // ---- reading -----------------------------------------------------------------------------------------------------
 
+Status Tensors::check_read(uint32_t param, const std::string& array, const strata_tensor& out) const {
+  const Param& p = registry_.owner_of(param);
+  const Segment& s = layout_.units[p.home].segments[p.segment];
+  const bool weight = array == "weight";
+  if (!weight && (!s.trainable || (array != "grad" && states_.canonical_index(s, array) < 0))) {
+    return {STRATA_NOT_FOUND, "param \"" + p.name + "\" has no array \"" + array + "\""};
+  }
+  return check_tensor(p, out, !weight);
+}
+
 Status Tensors::read(uint32_t param, const std::string& array, const strata_tensor& out) {
   const Param& p = registry_.owner_of(param);
   const Segment& s = layout_.units[p.home].segments[p.segment];
   const bool weight = array == "weight", grad = array == "grad";
-  if (!weight && (!s.trainable || (!grad && states_.canonical_index(s, array) < 0))) {
-    return {STRATA_NOT_FOUND, "param \"" + p.name + "\" has no array \"" + array + "\""};
-  }
-  STRATA_RETURN_IF_ERROR(check_tensor(p, out, !weight));
   if (grad) STRATA_RETURN_IF_ERROR(queue_.flush());  // reductions under way end first
   const strata_dtype dtype = weight ? s.dtype : STRATA_F32;
   for (const Piece& piece : cut(p)) {

@@ -19,6 +19,9 @@ class Tensors {
   static constexpr uint64_t kStagingBytes = 4u << 20;
   Status allocate();
 
+  // This rank's part of the arguments; all ranks agree on the answers before any of them starts.
+  Status check_write(uint32_t param, const strata_tensor* value, int32_t root) const;
+  Status check_read(uint32_t param, const std::string& array, const strata_tensor& out) const;
   Status write(uint32_t param, const strata_tensor* value, int32_t root);
   Status read(uint32_t param, const std::string& array, const strata_tensor& out);
 

@@ -99,7 +99,18 @@ Status Weights::allocate() {
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, slab_bytes(), &slabs_).during("slabs"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, staging_bytes(), &staging_).during("shard staging"));
   arena_ = Arena(slab_bytes());
+  uint64_t all = 0;
+  std::vector<uint64_t> places;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    places.push_back(all);
+    all += sharded(u) ? layout_.units[u].full_bytes : 0;
+  }
+  if (all <= slab_bytes()) own_slab_ = std::move(places);
   return Ok();
+}
+
+std::optional<uint64_t> Weights::take_slab(uint32_t unit) {
+  return own_slab_.empty() ? arena_.take(layout_.units[unit].full_bytes) : own_slab_[unit];
 }
 
 // ---- fetch and release -------------------------------------------------------------------------------------------
@@ -198,7 +209,7 @@ uint64_t Weights::distance_to_next_use(uint32_t unit) const {
 
 void Weights::drop(uint32_t unit) {
   Slot& slot = slots_[unit];
-  arena_.give(slot.slab, layout_.units[unit].full_bytes);
+  if (own_slab_.empty()) arena_.give(slot.slab, layout_.units[unit].full_bytes);
   live_elements_ -= layout_.units[unit].elements;
   slot.live = false;
   slot.gathered = {};
@@ -223,7 +234,7 @@ Status Weights::make_room(uint32_t unit) {
   const auto max_live = static_cast<uint64_t>(settings_.max_live_parameters);
   for (;;) {
     if (live_elements_ + u.elements <= max_live) {
-      if (auto offset = arena_.take(u.full_bytes)) {
+      if (auto offset = take_slab(unit)) {
         slot.slab = *offset;
         slot.live = true;
         live_elements_ += u.elements;
@@ -298,7 +309,7 @@ bool Weights::prefetch_one(uint32_t unit) {
   if (prefetched_elements_ + u.elements > static_cast<uint64_t>(settings_.prefetch_bucket_size)) return false;
   if (sharded(unit)) {
     if (live_elements_ + u.elements > static_cast<uint64_t>(settings_.max_live_parameters)) return false;
-    const auto offset = arena_.take(u.full_bytes);
+    const auto offset = take_slab(unit);
     if (!offset) return false;
     slot.slab = *offset;
     slot.live = true;

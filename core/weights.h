@@ -13,6 +13,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/arena.h"
@@ -91,6 +92,7 @@ class Weights {
   void release_one(uint32_t unit);
   void prefetch();
   bool prefetch_one(uint32_t unit);
+  std::optional<uint64_t> take_slab(uint32_t unit);
   void submit_gather(uint32_t unit);
   uint64_t distance_to_next_use(uint32_t unit) const;
 
@@ -104,6 +106,7 @@ class Weights {
   std::vector<Slot> slots_;
   Memory slabs_, staging_;
   Arena arena_;
+  std::vector<uint64_t> own_slab_;  // by unit, when all slabs fit at once: then nothing can fragment
   Trace trace_;
   std::vector<uint32_t> host_refs_;  // fetches per registered unit that were not released
   uint64_t fetched_ = 0;

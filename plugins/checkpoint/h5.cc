@@ -193,7 +193,9 @@ void File::create_virtual(const std::string& path, strata_dtype dtype, const std
       check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, m.start.data(), nullptr, m.count.data(), nullptr),
             "select in " + path);
     }
-    check(H5Pset_virtual(dcpl.get(), space.get(), m.file.c_str(), m.dataset.c_str(), source.get()), "map " + path);
+    std::string dataset;  // HDF5 reads a source name as a format: its % is written twice
+    for (const char c : m.dataset) dataset += c == '%' ? "%%" : std::string(1, c);
+    check(H5Pset_virtual(dcpl.get(), space.get(), m.file.c_str(), dataset.c_str(), source.get()), "map " + path);
   }
   H5Sselect_all(space.get());
   Id dataset(H5Dcreate2(id_.get(), path.c_str(), type.get(), space.get(), lcpl.get(), dcpl.get(), H5P_DEFAULT),

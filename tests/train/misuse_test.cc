@@ -377,6 +377,84 @@ TEST(Ranks, ARankThatLeavesIsNamedAndTheOthersEnd) {
   });
 }
 
+TEST(Ranks, DifferentLearningRatesAreRefusedOnAll) {
+  Trial t;
+  t.world = 2;
+  run_body(t, [](int rank, strata_engine* e) {
+    const Model m = vectors({300});
+    ASSERT_EQ(build_model(e, m), "");
+    give_gradient(e, m, 0, 1.0f);
+    ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+    strata_step_args args;
+    STRATA_INIT(&args);
+    args.lr = 0.1 * (rank + 1);
+    ASSERT_EQ(strata_step(e, &args), STRATA_OK);
+    EXPECT_NE(strata_wait(e), STRATA_OK);
+    EXPECT_TRUE(says("learning")) << last();
+  });
+}
+
+TEST(Ranks, AWrongTensorOnTheRootIsRefusedOnAllAtOnce) {
+  Trial t;
+  t.world = 2;
+  run_body(t, [](int rank, strata_engine* e) {
+    const Model m = vectors({300});
+    ASSERT_EQ(build_model(e, m), "");
+    std::vector<float> data(400, 1.0f);
+    const std::vector<int64_t> wrong = {400};
+    const strata_tensor bad = tensor_of(data, wrong), good = tensor_of(data, m.params[0].shape);
+    EXPECT_NE(strata_write_param(e, 0, rank == 1 ? &bad : nullptr, 1), STRATA_OK);
+    EXPECT_TRUE(says(rank == 1 ? "[400]" : "rank 1")) << last();
+    EXPECT_EQ(strata_write_param(e, 0, rank == 1 ? &good : nullptr, 1), STRATA_OK) << last();
+  });
+}
+
+TEST(Ranks, AUnitOfEmptyParamsHoldsNothingUp) {  // [07] its unit is declared done in one step and not in the next
+  for (int stage : {0, 1, 2, 3}) {
+    for (const char* contiguous : {"true", "false"}) {
+      Trial t;
+      t.stage = stage;
+      t.overrides = {std::string("zero_optimization.contiguous_gradients=") + contiguous};
+      run_body(t, [](int, strata_engine* e) {
+        const Model m = vectors({200000, 0});
+        ASSERT_EQ(build_model(e, m), "");
+        for (int step = 1; step <= 3; ++step) {
+          std::vector<float> g(200000, static_cast<float>(step));
+          const strata_tensor t0 = tensor_of(g, m.params[0].shape);
+          ASSERT_EQ(strata_grad(e, 0, &t0, nullptr), STRATA_OK) << last();
+          if (step == 1) {
+            ASSERT_EQ(strata_grads_done(e, 1), STRATA_OK) << last();
+            ASSERT_EQ(strata_grads_done(e, 0), STRATA_OK) << last();
+          }
+          ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+          ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+          strata_step_info info;
+          STRATA_INIT(&info);
+          ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+          EXPECT_NEAR(info.grad_norm, step * std::sqrt(200000.0), 1e-6);
+        }
+      });
+    }
+  }
+}
+
+TEST(Ranks, FetchesInAnyOrderFitWhenAllUnitsFit) {  // crossed fetches do not fragment the slabs
+  Trial t;
+  t.world = 2;
+  t.stage = 3;
+  t.overrides = {"zero_optimization.param_persistence_threshold=0"};
+  run_body(t, [](int, strata_engine* e) {
+    const Model m = vectors({4096, 4096, 8192});
+    ASSERT_EQ(build_model(e, m), "");
+    ASSERT_EQ(strata_fetch(e, 2, nullptr), STRATA_OK) << last();
+    ASSERT_EQ(strata_fetch(e, 1, nullptr), STRATA_OK) << last();
+    ASSERT_EQ(strata_release(e, 2, nullptr), STRATA_OK) << last();
+    ASSERT_EQ(strata_fetch(e, 0, nullptr), STRATA_OK) << last();
+    ASSERT_EQ(strata_fetch(e, 2, nullptr), STRATA_OK) << last();
+    for (strata_unit u : {0u, 1u, 2u}) ASSERT_EQ(strata_release(e, u, nullptr), STRATA_OK);
+  });
+}
+
 TEST(Ranks, ExpertsInOneUnitMayBeUsedByAnyRank) {  // [03] declared: absent counts as zero
   run_body({.world = 2, .stage = 3}, [](int rank, strata_engine* e) {
     Model m;
