@@ -77,7 +77,7 @@ void Engine::build_parts() {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto on_failure = [this](const Status& status) { note_failure(status); };
   queue_ = std::make_unique<CommQueue>(collective_, world_, deadline_, counters_, on_failure);
-  weights_ = std::make_unique<Weights>(layout_, zero, device_, collective_, *queue_, *weight_tier_, counters_);
+  weights_ = std::make_unique<Weights>(layout_, zero, collective_, *queue_, *weight_tier_, counters_);
   GradientPlan gradients;
   gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
   gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);

@@ -22,9 +22,8 @@ Status Tier::inspect() {
   strata_offload_caps caps;
   STRATA_RETURN_IF_ERROR(read_caps(offload_->api(), offload_->self(), &caps));
   addressable_ = (caps.flags & STRATA_OFFLOAD_ADDRESSABLE) != 0;
-  io_alignment_ = caps.io_alignment ? caps.io_alignment : 1;
-  if (4096 % io_alignment_ != 0) {
-    return {STRATA_UNIMPLEMENTED, "a tier that wants transfers at multiples of " + std::to_string(io_alignment_) +
+  if (caps.io_alignment > 0 && 4096 % caps.io_alignment != 0) {
+    return {STRATA_UNIMPLEMENTED, "a tier that wants transfers at multiples of " + std::to_string(caps.io_alignment) +
                                       " bytes cannot be served: shards are multiples of 4096"};
   }
   return Ok();

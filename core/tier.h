@@ -51,7 +51,6 @@ class Tier {
   // Reads what the plugin can do; before the first alloc.
   Status inspect();
   bool addressable() const { return addressable_; }
-  uint64_t io_alignment() const { return io_alignment_; }
 
   // Zeros on an offload plugin, anything on the device. `label` appears in errors.
   Status alloc(uint64_t bytes, const std::string& label, Region* out) const;
@@ -69,7 +68,6 @@ class Tier {
   const Offload* offload_ = nullptr;
   Counters* counters_;
   bool addressable_ = true;
-  uint64_t io_alignment_ = 1;
 };
 
 }  // namespace strata

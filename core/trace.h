@@ -42,8 +42,6 @@ class Trace {
   }
 
   const std::vector<uint32_t>& last() const { return last_; }
-  // What the running step fetched so far.
-  const std::vector<uint32_t>& current() const { return current_; }
 
  private:
   std::vector<uint32_t> last_, current_;

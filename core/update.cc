@@ -11,7 +11,6 @@ Updater::Updater(const Registry& registry, const Layout& layout, uint64_t sub_gr
                  const Optimizer& optimizer, const Gradients& gradients, const Weights& weights, States& states,
                  std::chrono::nanoseconds deadline, Counters& counters, FailFn on_failure, LogFn log)
     : unit_steps(registry.units.size()),
-      registry_(registry),
       layout_(layout),
       sub_group_(std::max(kShardElements, sub_group_size / kShardElements * kShardElements)),
       device_(device),
@@ -121,8 +120,8 @@ Status Updater::skip(UpdateJob& job) {
 }
 
 bool Updater::is_used(const UpdateJob& job, uint32_t unit) const {
-  if (static_cast<int>(unit) != layout_.resident) return job.outcome->used[unit] != 0;
-  return std::any_of(job.outcome->used.begin(), job.outcome->used.end(), [](uint8_t u) { return u != 0; });
+  // The resident unit holds params of all units.
+  return static_cast<int>(unit) == layout_.resident ? job.outcome->any_used : job.outcome->used[unit] != 0;
 }
 
 // Sub-groups of every used unit in forward order; units nobody used are done at once.

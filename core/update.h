@@ -60,7 +60,6 @@ class Updater {
   Status scalars(const UpdateJob& job, uint32_t group, uint32_t unit, uint32_t* set);
   bool is_used(const UpdateJob& job, uint32_t unit) const;
 
-  const Registry& registry_;
   const Layout& layout_;
   const uint64_t sub_group_;
   const Device& device_;

@@ -10,11 +10,10 @@ alignas(kParamAlign) constexpr char kNothing[1] = {};  // where an empty param l
 std::string count_text(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
-Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-                 CommQueue& queue, const Tier& tier, Counters& counters)
+Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Collective& collective, CommQueue& queue,
+                 const Tier& tier, Counters& counters)
     : layout_(layout),
       settings_(settings),
-      device_(device),
       collective_(collective),
       queue_(queue),
       tier_(tier),

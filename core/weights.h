@@ -34,8 +34,8 @@ struct OwnedWeights {
 
 class Weights {
  public:
-  Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-          CommQueue& queue, const Tier& tier, Counters& counters);
+  Weights(const Layout& layout, const ZeroSettings& settings, const Collective& collective, CommQueue& queue,
+          const Tier& tier, Counters& counters);
 
   // Bytes of `allocate`, before it.
   uint64_t whole_bytes() const;    // whole units, device
@@ -98,7 +98,6 @@ class Weights {
 
   const Layout& layout_;
   const ZeroSettings& settings_;
-  const Device& device_;
   const Collective& collective_;
   CommQueue& queue_;
   const Tier& tier_;
