@@ -105,11 +105,20 @@ std::string ranks_other_than(const std::vector<uint64_t>& values, uint64_t expec
 }
 }  // namespace
 
-Status Agreement::same_everywhere(uint64_t value, const std::string& what) {
+// One gather when all is well; all ranks see the same hashes, so all of them go on to find the value that differs.
+Status Agreement::same_everywhere(const std::vector<Value>& values) {
+  uint64_t hash = fnv1a(nullptr, 0);
+  for (const auto& [what, value] : values) hash = fnv1a(&value, sizeof(value), hash);
   std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(value, what, &all));
-  const std::string differ = ranks_other_than(all, all[0]);
-  return differ.empty() ? Ok() : Status(STRATA_FAILED_PRECONDITION, what + ": " + differ + " differs from rank 0");
+  STRATA_RETURN_IF_ERROR(gather(hash, "registration and settings", &all));
+  if (ranks_other_than(all, all[0]).empty()) return Ok();
+  for (const auto& [what, value] : values) {
+    all.clear();
+    STRATA_RETURN_IF_ERROR(gather(value, what, &all));
+    const std::string differ = ranks_other_than(all, all[0]);
+    if (!differ.empty()) return {STRATA_FAILED_PRECONDITION, what + ": " + differ + " differs from rank 0"};
+  }
+  return {STRATA_INTERNAL, "ranks differ in a value that is the same everywhere"};
 }
 
 Status Agreement::take_from_rank0(const std::string& what, uint64_t* value) {

@@ -37,8 +37,10 @@ class Agreement {
 
   // Submits the agreement of this step, whose arguments must be equal everywhere. Host thread.
   std::shared_ptr<StepOutcome> submit(uint64_t step, uint64_t arguments_hash);
-  // Compares a number all ranks must have equal; the error names the ranks that differ from rank 0.
-  Status same_everywhere(uint64_t value, const std::string& what);
+  // A number all ranks must have equal, and what it is.
+  using Value = std::pair<std::string, uint64_t>;
+  // Compares values; the error names the first that differs and the ranks that differ from rank 0.
+  Status same_everywhere(const std::vector<Value>& values);
   // Gives every rank rank 0's number.
   Status take_from_rank0(const std::string& what, uint64_t* value);
   // Ends a collective call: OK when it was OK on every rank, this rank's own error, or the ranks that failed.

@@ -59,6 +59,10 @@ Status take(const T* given, T* out) {
   if (given->struct_size < 2 * sizeof(uint32_t)) {
     return {STRATA_INVALID_ARGUMENT, "struct_size is not set (use STRATA_INIT)"};
   }
+  if (given->struct_size % alignof(T) != 0) {
+    return {STRATA_INVALID_ARGUMENT, "struct_size " + std::to_string(given->struct_size) +
+                                         " ends within a field: it is no version of this struct (use STRATA_INIT)"};
+  }
   std::memset(static_cast<void*>(out), 0, sizeof(T));
   std::memcpy(static_cast<void*>(out), given, std::min<size_t>(given->struct_size, sizeof(T)));
   return strata::Ok();

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/manifest_keys.h"
@@ -52,20 +53,7 @@ Status Engine::commit() {
                         static_cast<uint64_t>(zero.param_persistence_threshold));
   build_parts();
   STRATA_RETURN_IF_ERROR(agreement_->allocate());
-  uint64_t mine = registry_->fingerprint();
-  const int64_t numbers[] = {zero.stage,
-                             zero.reduce_bucket_size,
-                             zero.prefetch_bucket_size,
-                             zero.param_persistence_threshold,
-                             zero.max_live_parameters,
-                             zero.max_reuse_distance,
-                             zero.accumulate_locally,
-                             settings_.gradient_accumulation_steps,
-                             settings_.communication_data_type,
-                             static_cast<int64_t>(zero.offload_param.device)};
-  mine = fnv1a(numbers, sizeof(numbers), mine);
-  mine = fnv1a(&settings_.gradient_clipping, sizeof(double), mine);
-  STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(mine, "registered units, params, groups and settings"));
+  STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(common_values()));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(make_plan(), "memory plan"));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(allocate(), "allocation"));
   run_.unit_steps.assign(registry_->units.size(), 0);
@@ -73,11 +61,32 @@ Status Engine::commit() {
   return Ok();
 }
 
+// What decides which collectives a rank issues, and how large they are.
+std::vector<Agreement::Value> Engine::common_values() const {
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const auto number = [](auto value) { return static_cast<uint64_t>(value); };
+  const std::string z = "zero_optimization.";
+  return {{"the registered units, params and groups", registry_->fingerprint()},
+          {z + "stage", number(zero.stage)},
+          {z + "reduce_bucket_size", number(zero.reduce_bucket_size)},
+          {z + "prefetch_bucket_size", number(zero.prefetch_bucket_size)},
+          {z + "param_persistence_threshold", number(zero.param_persistence_threshold)},
+          {z + "max_live_parameters", number(zero.max_live_parameters)},
+          {z + "max_reuse_distance", number(zero.max_reuse_distance)},
+          {z + "accumulate_locally", number(zero.accumulate_locally)},
+          {z + "offload_param.device", number(zero.offload_param.device)},
+          {"gradient_accumulation_steps", number(settings_.gradient_accumulation_steps)},
+          {"communication_data_type", number(settings_.communication_data_type)},
+          {"gradient_clipping", std::bit_cast<uint64_t>(settings_.gradient_clipping)},
+          {"check_weights", number(settings_.check_weights)}};
+}
+
 void Engine::build_parts() {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto on_failure = [this](const Status& status) { note_failure(status); };
   queue_ = std::make_unique<CommQueue>(collective_, world_, deadline_, counters_, on_failure);
-  weights_ = std::make_unique<Weights>(layout_, zero, collective_, *queue_, *weight_tier_, counters_);
+  weights_ = std::make_unique<Weights>(layout_, zero, device_, collective_, *queue_, *weight_tier_,
+                                       settings_.check_weights, counters_);
   GradientPlan gradients;
   gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
   gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
@@ -108,6 +117,7 @@ Status Engine::make_plan() {
   plan_.add("weight shards", weight, weights_->shard_bytes());
   plan_.add("weight slabs", kDeviceTier, weights_->slab_bytes());
   plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
+  plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
   plan_.add("gradient buffers", kDeviceTier, gradients_->buffer_bytes());
   plan_.add("gradient accumulators", kDeviceTier, gradients_->accumulator_bytes());
   plan_.add("reduction scratch", kDeviceTier, gradients_->scratch_bytes());
@@ -150,7 +160,21 @@ Status Engine::release(uint32_t unit, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_unit(unit));
   STRATA_RETURN_IF_ERROR(cpu_stream(stream));
-  return weights_->release(unit);
+  if (!settings_.check_weights) return weights_->release(unit);
+  const Status unwritten = undo_write(unit);
+  STRATA_RETURN_IF_ERROR(weights_->release(unit));
+  return agreement_->all_ok(unwritten, "check_weights at the release of unit \"" + layout_.units[unit].name + "\"");
+}
+
+Status Engine::undo_write(uint32_t unit) {
+  std::optional<Weights::Written> written;
+  STRATA_RETURN_IF_ERROR(weights_->undo_write(unit, &written));
+  if (!written) return Ok();
+  const Segment& segment = layout_.units[written->unit].segments[written->segment];
+  return {STRATA_FAILED_PRECONDITION,
+          "param \"" + param_at(*registry_, segment, written->element) + "\" of unit \"" + layout_.units[unit].name +
+              "\" was written between fetch and release, where it is read-only; its old values are back (change "
+              "weights with strata_write_param)"};
 }
 
 Status Engine::view(uint32_t param, strata_tensor* out) {
@@ -200,6 +224,11 @@ Status Engine::step(const strata_step_args* args) {
   if (weights_->any_fetched()) {
     return {STRATA_FAILED_PRECONDITION, "strata_step: a unit is still fetched; release it first"};
   }
+  if (args && args->group_lr && args->group_count != registry_->groups.size()) {
+    return {STRATA_INVALID_ARGUMENT, "strata_step: group_lr has " + std::to_string(args->group_count) +
+                                         " entries, there are " + std::to_string(registry_->groups.size()) +
+                                         " param groups (group 0 is the manifest's)"};
+  }
   STRATA_RETURN_IF_ERROR(settle());
   UpdateJob job;
   job.groups = step_groups(args);
@@ -237,7 +266,7 @@ std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args
   std::vector<strata_optim_group> groups = registry_->groups;
   for (size_t g = 0; args && g < groups.size(); ++g) {
     if (!registry_->group_has_lr[g] && !std::isnan(args->lr)) groups[g].lr = args->lr;
-    if (args->group_lr && g < args->group_count && !std::isnan(args->group_lr[g])) groups[g].lr = args->group_lr[g];
+    if (args->group_lr && !std::isnan(args->group_lr[g])) groups[g].lr = args->group_lr[g];
   }
   return groups;
 }
@@ -325,9 +354,7 @@ Status Engine::save(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(check_path(tag, "tag"));
   STRATA_RETURN_IF_ERROR(between_steps("strata_save"));
   STRATA_RETURN_IF_ERROR(open_checkpoint());
-  STRATA_RETURN_IF_ERROR(snapshot_->save(root, tag, run_));
-  if (!settings_.zero_optimization.gather_16bit_weights_on_model_save) return Ok();
-  return snapshot_->export_weights(std::string(root) + "/" + tag + ".weights.h5");
+  return snapshot_->save(root, tag, run_, settings_.zero_optimization.gather_16bit_weights_on_model_save);
 }
 
 Status Engine::load(const char* root, const char* tag) {

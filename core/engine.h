@@ -5,6 +5,7 @@
 // host thread only, under the lock the C API takes; `failure_` is the exception.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -63,11 +64,12 @@ class Engine {
  private:
   Engine() = default;
   Status read_settings(const strata_engine_args& args);
-  void preset_options();
   Status open_plugins(const strata_engine_args& args);
   template <class Opened, class Api>
   Status open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table);
+  void log_plugins();
   Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
+  std::vector<Agreement::Value> common_values() const;
   void build_parts();
   Status make_plan();
   Status allocate();
@@ -76,6 +78,7 @@ class Engine {
 
   void note_failure(const Status& status);
   Status usable(bool committed = true);
+  Status undo_write(uint32_t unit);
   Status known_unit(uint32_t unit) const;
   Status known_param(uint32_t param) const;
   Status cpu_stream(const strata_stream* stream) const;
@@ -91,6 +94,8 @@ class Engine {
   int pid_ = 0;
   Settings settings_;
   LogSink sink_;
+  // In log lines on stderr; -1 until the collective knows it, and at world 1.
+  std::shared_ptr<std::atomic<int>> log_rank_ = std::make_shared<std::atomic<int>>(-1);
   std::unique_ptr<PluginSet> plugins_;
   std::unique_ptr<Host> host_;
   strata_open_args open_args_{};

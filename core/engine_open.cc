@@ -24,10 +24,12 @@ Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out
       fn(ctx, level, domain.c_str(), text.c_str());
     };
   } else {
-    e->sink_ = stderr_sink();
+    e->sink_ = stderr_sink(e->log_rank_);
   }
   STRATA_RETURN_IF_ERROR(e->read_settings(args));
-  STRATA_RETURN_IF_ERROR(e->open_plugins(args));
+  const Status opened = e->open_plugins(args);
+  e->log_plugins();
+  STRATA_RETURN_IF_ERROR(opened);
   *out = std::move(e);
   return Ok();
 }
@@ -46,42 +48,26 @@ Status Engine::read_settings(const strata_engine_args& args) {
   PluginSearch search = PluginSearch::from_settings(settings_, library_dir);
   if (args.plugin_dir) search.directories.push_back(args.plugin_dir);
   plugins_ = std::make_unique<PluginSet>(std::move(search), settings_.plugin_options);
-  preset_options();
+  preset_options(settings_, plugins_.get());
   STRATA_RETURN_IF_ERROR(plugins_->check_options(settings_.plugins));
   host_ = std::make_unique<Host>(sink_, settings_.log_level, 1, plugins_.get());
   for (const std::string& warning : warnings) log(STRATA_LOG_WARN, warning);
   return Ok();
 }
 
-// Manifest keys that are the business of a plugin, whichever serves the role.
-void Engine::preset_options() {
-  // A default that the user wrote out asks nothing of a plugin that has no such option.
-  const auto hand_on = [this](const char* interface_id, const char* option, auto value, auto usual,
-                              const std::string& key) {
-    plugins_->preset(interface_id, {option, value, settings_.origin(key)}, key,
-                     settings_.is_given(key) && value != usual);
-  };
-  const OptimizerSettings usual = default_settings().optimizer;
-  const OptimizerSettings& optimizer = settings_.optimizer;
-  const std::string params = "optimizer.params.", zero = "zero_optimization.";
-  hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, usual.state_layout, params + "state_layout");
-  hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode, usual.adam_w_mode,
-          settings_.is_given("optimizer.type") && !settings_.is_given(params + "adam_w_mode") ? "optimizer.type"
-                                                                                              : params + "adam_w_mode");
-  // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
-  const bool pin_state = settings_.zero_optimization.offload_optimizer.pin_memory;
-  const bool pin_param = settings_.zero_optimization.offload_param.pin_memory;
-  hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param, false,
-          zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
-}
-
 template <class Opened, class Api>
 Status Engine::open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table) {
   STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table));
   STRATA_RETURN_IF_ERROR(plugins_->options(name, &open_args_.options));
-  Status status = instance->open(*table, open_args_).during("plugin " + name);
-  for (const std::string& line : plugins_->take_log_lines()) log(STRATA_LOG_INFO, line);
-  return status;
+  STRATA_RETURN_IF_ERROR(instance->open(*table, open_args_).during("plugin " + name));
+  if (open_args_.rank >= 0) log_plugins();
+  return Ok();
+}
+
+// Every rank loads the same plugins: one of them is enough to read.
+void Engine::log_plugins() {
+  const strata_log_level level = open_args_.rank > 0 ? STRATA_LOG_DEBUG : STRATA_LOG_INFO;
+  for (const std::string& line : plugins_->take_log_lines()) log(level, line);
 }
 
 Status Engine::open_plugins(const strata_engine_args& args) {
@@ -100,6 +86,7 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
   rank_ = open_args_.rank = ranks.rank;
   world_ = open_args_.world = ranks.world;
+  if (world_ > 1) *log_rank_ = rank_;
   open_args_.local_rank = ranks.local_rank;
   local_world_ = open_args_.local_world = ranks.local_world;
   STRATA_RETURN_IF_ERROR(resolve_batch(world_, &settings_));
@@ -154,8 +141,7 @@ Status Engine::open_checkpoint() {
   if (snapshot_) return Ok();
   const strata_checkpoint_api* table = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table));
-  snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, *agreement_, *queue_, *weights_, *states_,
-                                         *tensors_);
+  snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, *agreement_, *weights_, *states_, *tensors_);
   return Ok();
 }
 

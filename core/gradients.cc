@@ -18,6 +18,7 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
       weights_(weights),
       counters_(counters),
       slots_(layout.units.size()),
+      buffers_(device, queue),
       contributions_(registry.params.size()),
       unit_closed_(registry.units.size()),
       used_(registry.units.size()),
@@ -104,17 +105,12 @@ uint64_t Gradients::scratch_bytes() const {
 }
 
 Status Gradients::allocate() {
-  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, buffer_bytes(), &buffers_).during("gradient buffers"));
+  std::vector<uint64_t> sizes;
+  for (const Slot& slot : slots_) sizes.push_back(slot.buffer_bytes);
+  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), buffer_bytes()));
   STRATA_RETURN_IF_ERROR(
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
-  arena_ = Arena(buffer_bytes());
-  uint64_t all = 0;
-  for (Slot& slot : slots_) {
-    slot.own_place = all;
-    all += slot.buffer_bytes;
-  }
-  own_places_ = all <= buffer_bytes();
   // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
   char* owned = nullptr;
   if (tier_.addressable()) {
@@ -138,7 +134,7 @@ Status Gradients::allocate() {
 }
 
 char* Gradients::wire_address(uint32_t unit, uint32_t segment) const {
-  return buffers_.at(slots_[unit].buffer + slots_[unit].wire[segment]);
+  return buffers_.at(unit) + slots_[unit].wire[segment];
 }
 
 // ---- a gradient arrives ------------------------------------------------------------------------------------------
@@ -209,25 +205,17 @@ Status Gradients::fold_locally(const Param& p, uint32_t owner, const void* data,
   return device_.accumulate(sum, data, dtype, p.numel);
 }
 
-// Gives the unit a flat buffer, launching what is finished and waiting for reductions under way when there is no room.
+// Gives the unit a flat buffer, launching what is finished when there is no room.
 Status Gradients::open_buffer(uint32_t unit) {
-  Slot& slot = slots_[unit];
-  if (slot.has_buffer || slot.buffer_bytes == 0) return Ok();
+  if (slots_[unit].buffer_bytes == 0 || buffers_.is_open(unit)) return Ok();
   const uint64_t elements = layout_.units[unit].trainable_elements;
   STRATA_RETURN_IF_ERROR(make_room(elements));
-  auto offset = take_place(unit);
-  while (!offset && !in_flight_.empty()) {
-    STRATA_RETURN_IF_ERROR(reclaim_oldest());
-    offset = take_place(unit);
+  Status status = buffers_.open(unit);
+  if (!status.ok()) {
+    return {status.code(), "gradients of unit \"" + layout_.units[unit].name + "\": " + status.text() +
+                               ": raise zero_optimization.reduce_bucket_size, or tell with strata_grads_done when a "
+                               "unit is complete"};
   }
-  if (!offset) {
-    return {STRATA_RESOURCE_EXHAUSTED, "gradients of unit \"" + layout_.units[unit].name + "\" (" +
-                                           std::to_string(slot.buffer_bytes) +
-                                           " bytes) find no room among unreduced ones: raise "
-                                           "zero_optimization.reduce_bucket_size or finish units earlier"};
-  }
-  slot.buffer = *offset;
-  slot.has_buffer = true;
   open_elements_ += elements;
   return Ok();
 }
@@ -242,29 +230,6 @@ Status Gradients::make_room(uint64_t elements) {
     if (launched_[unit]) continue;
     STRATA_RETURN_IF_ERROR(append(unit));
     STRATA_RETURN_IF_ERROR(launch());
-  }
-  return Ok();
-}
-
-// Where all buffers fit at once every unit has its own place, free when its last reduction is done; else first fit.
-std::optional<uint64_t> Gradients::take_place(uint32_t unit) {
-  if (!own_places_) return arena_.take(slots_[unit].buffer_bytes);
-  for (const InFlight& flight : in_flight_) {
-    for (const auto& [offset, bytes] : flight.places) {
-      if (offset == slots_[unit].own_place && bytes > 0) return std::nullopt;
-    }
-  }
-  return slots_[unit].own_place;
-}
-
-// Places come free in the order of submission and only when they are needed, never by what happens to be finished: so
-// every rank sees the same room at the same call.
-Status Gradients::reclaim_oldest() {
-  InFlight flight = std::move(in_flight_.front());
-  in_flight_.erase(in_flight_.begin());
-  STRATA_RETURN_IF_ERROR(flight.done->wait(queue_.patience()));
-  for (const auto& [offset, bytes] : flight.places) {
-    if (!own_places_) arena_.give(offset, bytes);
   }
   return Ok();
 }
@@ -380,7 +345,6 @@ Status Gradients::launch() {
   for (uint32_t u : units) STRATA_RETURN_IF_ERROR(complete(u));
   if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
 
-  InFlight flight;
   CommOp op;
   op.kind = layout_.stage == 0 ? CommOp::Kind::kAllReduce : CommOp::Kind::kReduceScatter;
   op.tag = (2ull << 32) | units.front();
@@ -405,15 +369,12 @@ Status Gradients::launch() {
         strata::add(counters_.tier_write[kCpuTier], count * dtype_size(plan_.owned(s)));
       }
     }
-    if (std::exchange(slots_[u].has_buffer, false)) {
-      flight.places.emplace_back(slots_[u].buffer, slots_[u].buffer_bytes);
-      open_elements_ -= layout_.units[u].trainable_elements;
-    }
+    if (buffers_.is_open(u)) open_elements_ -= layout_.units[u].trainable_elements;
   }
   op.then = [this, units, micro = micro_] { return after_reduction(units, micro); };
-  flight.done = queue_.submit(std::move(op));
-  in_flight_.push_back(std::move(flight));
-  return settings_.overlap_comm ? Ok() : in_flight_.back().done->wait(queue_.patience());
+  Event reduced = queue_.submit(std::move(op));
+  buffers_.hand_over(units, reduced);
+  return settings_.overlap_comm ? Ok() : reduced->wait(queue_.patience());
 }
 
 // Collective thread.
@@ -467,11 +428,7 @@ Status Gradients::find_nonfinite(std::string* param) const {
       const Range owned = layout_.owned(s);
       STRATA_RETURN_IF_ERROR(device_.find_nonfinite(slots_[u].owned[i], plan_.owned(s), owned.size(), &index));
       if (index < 0) continue;
-      const uint64_t at = owned.begin + static_cast<uint64_t>(index);
-      for (uint32_t id : s.params) {
-        const Param& p = registry_.params[id];
-        if (at >= p.offset && at < p.offset + p.numel) *param = p.name;
-      }
+      *param = param_at(registry_, s, owned.begin + static_cast<uint64_t>(index));
       return Ok();
     }
   }

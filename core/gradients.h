@@ -18,11 +18,10 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "core/arena.h"
 #include "core/comm_queue.h"
+#include "core/gradient_buffers.h"
 #include "core/layout.h"
 #include "core/settings.h"
 #include "core/tier.h"
@@ -85,20 +84,13 @@ class Gradients {
   };
   struct Slot {
     State state = State::kIdle;
-    bool has_buffer = false;  // from the first gradient to the launch of its reduction
-    uint64_t buffer = 0;      // offset in buffers_
     uint64_t buffer_bytes = 0;
-    uint64_t own_place = 0;          // offset in buffers_ when all fit at once
     std::vector<uint64_t> wire;      // byte offset of each segment in the buffer
     std::vector<char*> owned;        // per segment, NULL for frozen
     std::vector<char*> accumulator;  // per segment, full fp32
     std::vector<uint32_t> feeders;   // registered units whose gradients end up here
     std::vector<Pending> pending;    // contiguous_gradients = false
     double norm = 0;                 // collective thread
-  };
-  struct InFlight {
-    std::vector<std::pair<uint64_t, uint64_t>> places;  // (offset, bytes) in buffers_ that are free when it is done
-    Event done;
   };
 
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
@@ -117,8 +109,6 @@ class Gradients {
   Status complete_segment(uint32_t unit, uint32_t segment);
   Status after_reduction(const std::vector<uint32_t>& units, int micro);
   Status update_norm(uint32_t unit);
-  std::optional<uint64_t> take_place(uint32_t unit);
-  Status reclaim_oldest();
 
   const Registry& registry_;
   const Layout& layout_;
@@ -132,12 +122,10 @@ class Gradients {
   Counters& counters_;
 
   std::vector<Slot> slots_;  // by layout unit
-  Memory buffers_, accumulators_, scratch_;
+  GradientBuffers buffers_;
+  Memory accumulators_, scratch_;
   Region owned_region_;
   Memory owned_memory_;
-  Arena arena_;
-  bool own_places_ = false;  // all buffers fit at once
-  std::vector<InFlight> in_flight_;
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
   std::vector<uint32_t> contributions_;  // of this micro-batch (local: of this step), by owner
   std::vector<uint8_t> unit_closed_;     // registered units this rank is done with, this micro-batch

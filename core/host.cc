@@ -1,5 +1,6 @@
 #include "core/host.h"
 
+#include <iterator>
 #include <new>
 
 namespace strata {
@@ -31,6 +32,7 @@ int32_t STRATA_CALL sync_is_set(strata_event* event) { return event->is_set() ? 
 strata_status STRATA_CALL sync_wait(strata_event* event, int64_t timeout_ns) {
   return keep_failure(event->wait(std::chrono::nanoseconds(timeout_ns)));
 }
+void STRATA_CALL sync_set_from(strata_event* event, strata_event* source) { event->set(source->wait({})); }
 const strata_sync_api sync_table = {sizeof(strata_sync_api),
                                     STRATA_ABI_MINOR,
                                     sync_create,
@@ -38,7 +40,8 @@ const strata_sync_api sync_table = {sizeof(strata_sync_api),
                                     sync_release,
                                     sync_set,
                                     sync_is_set,
-                                    sync_wait};
+                                    sync_wait,
+                                    sync_set_from};
 
 void STRATA_CALL executor_parallel_for(void* ctx, uint64_t n, void(STRATA_CALL* fn)(void*, uint64_t), void* arg) {
   self(ctx)->executor().parallel_for(n, fn, arg);
@@ -92,24 +95,8 @@ strata_status keep_failure(const Status& status) {
 }
 
 const char* status_name(strata_status code) {
-  static const char* const names[] = {"OK",
-                                      "CANCELLED",
-                                      "UNKNOWN",
-                                      "INVALID_ARGUMENT",
-                                      "DEADLINE_EXCEEDED",
-                                      "NOT_FOUND",
-                                      "ALREADY_EXISTS",
-                                      "PERMISSION_DENIED",
-                                      "RESOURCE_EXHAUSTED",
-                                      "FAILED_PRECONDITION",
-                                      "ABORTED",
-                                      "OUT_OF_RANGE",
-                                      "UNIMPLEMENTED",
-                                      "INTERNAL",
-                                      "UNAVAILABLE",
-                                      "DATA_LOSS",
-                                      "UNAUTHENTICATED",
-                                      "AGAIN"};
+  static constexpr const char* names[] = {STRATA_STATUS_NAMES};
+  static_assert(std::size(names) == STRATA_AGAIN + 1);
   return code >= 0 && code <= STRATA_AGAIN ? names[code] : "INTERNAL";
 }
 

@@ -77,6 +77,14 @@ void link_units(const Registry& registry, Layout& layout) {
 
 }  // namespace
 
+std::string param_at(const Registry& registry, const Segment& segment, uint64_t element) {
+  for (uint32_t id : segment.params) {
+    const Param& p = registry.params[id];
+    if (element >= p.offset && element < p.offset + p.numel) return p.name;
+  }
+  return "";
+}
+
 Layout make_layout(Registry& registry, int stage, int rank, int world, uint64_t persistence_threshold) {
   Layout layout;
   layout.stage = stage;

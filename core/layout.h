@@ -75,6 +75,9 @@ struct Layout {
   Range owned(const Segment& s) const { return stage == 0 ? Range{0, s.elements} : s.slice(rank); }
 };
 
+// The param that covers an element of a segment; "" for a gap.
+std::string param_at(const Registry& registry, const Segment& segment, uint64_t element);
+
 // Fills in home, segment and offset of the registry's params, too.
 Layout make_layout(Registry& registry, int stage, int rank, int world, uint64_t persistence_threshold);
 

@@ -6,12 +6,14 @@
 
 namespace strata {
 
-std::string this_library_dir() {
+std::string directory_of(const void* code) {
   Dl_info info{};
-  if (!dladdr(reinterpret_cast<const void*>(&this_library_dir), &info) || !info.dli_fname) return "";
+  if (!dladdr(code, &info) || !info.dli_fname) return "";
   std::error_code error;
   const auto path = std::filesystem::canonical(info.dli_fname, error);
   return error ? "" : path.parent_path().string();
 }
+
+std::string this_library_dir() { return directory_of(reinterpret_cast<const void*>(&this_library_dir)); }
 
 }  // namespace strata

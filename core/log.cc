@@ -20,15 +20,16 @@ spdlog::level::level_enum spdlog_level(strata_log_level level) {
 }
 }  // namespace
 
-LogSink stderr_sink() {
+LogSink stderr_sink(std::shared_ptr<const std::atomic<int>> rank) {
   auto logger = std::make_shared<spdlog::logger>("strata", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
   logger->set_level(spdlog::level::debug);
   logger->set_pattern("%H:%M:%S.%e [%^%l%$] %v");
-  return [logger](strata_log_level level, const std::string& domain, const std::string& text) {
+  return [logger, rank](strata_log_level level, const std::string& domain, const std::string& text) {
     const char* who = level == STRATA_LOG_HOST_MISBEHAVING     ? "(host misbehaving) "
                       : level == STRATA_LOG_PLUGIN_MISBEHAVING ? "(plugin misbehaving) "
                                                                : "";
-    logger->log(spdlog_level(level), "{}: {}{}", domain, who, text);
+    const std::string label = *rank < 0 ? "" : "[rank " + std::to_string(*rank) + "] ";
+    logger->log(spdlog_level(level), "{}{}: {}{}", label, domain, who, text);
   };
 }
 

@@ -213,6 +213,7 @@ class ManifestReader {
     settle_deprecated();
     for (const Given& g : given_) {
       result.given[g.key->path] = g.entry.where;
+      if (g.entry.path != g.key->path) result.spelled[g.key->path] = g.entry.path;
       const Status status = assign(*g.key, g.entry.value, &result);
       if (status.ok()) continue;
       values_ok = false;

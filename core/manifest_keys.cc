@@ -37,6 +37,9 @@ std::vector<ManifestKey> batch_and_run_keys() {
        false, {}, {{"", 0}, {"fp32", STRATA_F32}, {"bf16", STRATA_BF16}, {"fp16", STRATA_F16}}},
       {"wall_clock_breakdown", FIELD(wall_clock_breakdown), "false",
        "Log where the time of a step goes, every steps_per_print steps: milliseconds per part; parts overlap."},
+      {"check_weights", FIELD(check_weights), "false",
+       "Refuse, on all ranks, a write into fetched weights; for finding bugs: copies in host memory, slower, and every "
+       "release is collective."},
       {"deadline_seconds", FIELD(deadline_seconds), "600.0",
        "Longest wait, in seconds, for other ranks or for I/O before an error names who is missing.",
        false, {1e-3, 1e9}},
@@ -78,7 +81,7 @@ std::vector<ManifestKey> plugin_keys() {
 std::vector<ManifestKey> precision_and_optimizer_keys() {
   return {
       {"bf16.enabled", FIELD(bf16_enabled), "false",
-       "Train 16-bit weights in bfloat16."},
+       "A hint to host programs: register params as bf16, not fp32. The core takes each dtype as registered."},
       {"fp16.enabled", FIELD(fp16_enabled), "false",
        "Must be false: training with loss scaling is not there yet."},
       {"optimizer.type", FIELD(optimizer.type), "\"AdamW\"",
@@ -129,7 +132,7 @@ std::vector<ManifestKey> zero_keys() {
        "Keep full fp32 gradients (4 bytes per param on every rank) and reduce once per step, not per micro-batch. "
        "Stages 2 and 3."},
       {z + "gather_16bit_weights_on_model_save", FIELD(zero_optimization.gather_16bit_weights_on_model_save), "false",
-       "Write the one-file weights <root>/<tag>.weights.h5 with every checkpoint; no rank gathers them.",
+       "Every checkpoint has the one-file weights in it, <root>/<tag>/weights.h5; no rank gathers them.",
        false, {}, {}, ds + "gather_16bit_weights_on_model_save"},
   };
 }

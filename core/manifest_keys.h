@@ -1,8 +1,9 @@
 // manifest_keys.h - the one table of manifest keys: name, type, default, range, meaning.
 //
-// The parser (manifest.cc), the commented reference manifest and the table in the documentation are all made from it,
-// so they cannot disagree. To add a key: a field in settings.h and a row in manifest_keys.cc; a rule that involves
-// other keys goes to manifest_rules.cc. [plugin.NAME] sections are not here: each plugin's TOML declares its own.
+// The parser (manifest.cc), the commented reference manifest and the table in the documentation
+// (tools/manifest_docs.cc) are all made from it, so they cannot disagree. To add a key: a field in settings.h and a row
+// in manifest_keys.cc; a rule that involves other keys goes to manifest_rules.cc. [plugin.NAME] sections are not here:
+// each plugin's TOML declares its own.
 #pragma once
 
 #include <array>
@@ -80,10 +81,5 @@ std::string key_type_name(const ManifestKey& key);
 Status setting_text(const Settings& settings, const std::string& path, std::string* text);
 // "0 to 3", "0 or more"; "" when there is no range.
 std::string key_range_name(const ManifestKey& key);
-
-// A manifest in which every key stands commented out with its default and meaning.
-std::string reference_manifest();
-// The same as a Markdown page, one table per section: docs/manifest.md.
-std::string manifest_key_docs();
 
 }  // namespace strata

@@ -16,10 +16,17 @@ struct Rules {
     errors->push_back({s.origin(key), "`" + key + "` " + text});
   }
 
-  void no_effect(const std::string& key, const std::string& why) {
+  // `key` changes nothing because of what `cause` says. A file's key that an override made idle is only warned about:
+  // the file is right as it stands.
+  void no_effect(const std::string& key, const std::string& cause, const std::string& why) {
     if (!s.is_given(key)) return;
-    auto* list = s.no_effect_is_error ? errors : warnings;
-    list->push_back({s.origin(key), "`" + key + "` has no effect: " + why});
+    const auto spelled = s.spelled.find(key);
+    const std::string name = spelled == s.spelled.end() ? key : spelled->second;
+    const bool by_override = s.is_override(cause) && !s.is_override(key);
+    const bool warn = by_override || !s.no_effect_is_error;
+    (warn ? warnings : errors)
+        ->push_back({s.origin(key), "`" + name + "` has no effect: " + why +
+                                        (warn ? "" : " (no_effect_keys = \"warn\" lets such keys pass)")});
   }
 
   std::string stage_is() const {
@@ -47,10 +54,10 @@ struct Rules {
     if (stage < 3) {
       for (const char* key :
            {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance"})
-        no_effect(kZero + key, below_stage_3());
+        no_effect(kZero + key, kZero + "stage", below_stage_3());
     }
     if (stage < 2)
-      no_effect(kZero + "accumulate_locally",
+      no_effect(kZero + "accumulate_locally", kZero + "stage",
                 stage_is() + ", and stages 0 and 1 always accumulate locally; remove it or set stage to 2 or 3");
   }
 
@@ -61,7 +68,7 @@ struct Rules {
   void offload_param() {
     OffloadParamSettings& p = s.zero_optimization.offload_param;
     if (p.device != OffloadDevice::kNone && s.zero_optimization.stage < 3) {
-      no_effect(kParam + "device", below_stage_3());
+      no_effect(kParam + "device", kZero + "stage", below_stage_3());
       p.device = OffloadDevice::kNone;  // what remains after a warning must be what happens
       return;                           // the section's other keys would only repeat it
     }
@@ -77,14 +84,14 @@ struct Rules {
                  const std::vector<std::string>& nvme_keys) {
     const std::string at = "`" + section + "device` is ";
     const std::string origin = " (" + s.origin(section + "device") + ")";
-    if (device == OffloadDevice::kNone) no_effect(section + "pin_memory", at + "\"none\"" + origin);
+    if (device == OffloadDevice::kNone) no_effect(section + "pin_memory", section + "device", at + "\"none\"" + origin);
     if (device == OffloadDevice::kNvme) {
       if (nvme_path.empty()) error(section + "device", "= \"nvme\" needs `" + section + "nvme_path`, a directory");
       return;
     }
     const std::string is = at + (device == OffloadDevice::kCpu ? "\"cpu\"" : "\"none\"") + origin + ", not \"nvme\"";
-    no_effect(section + "nvme_path", is);
-    for (const std::string& key : nvme_keys) no_effect(section + key, is);
+    no_effect(section + "nvme_path", section + "device", is);
+    for (const std::string& key : nvme_keys) no_effect(section + key, section + "device", is);
   }
 };
 

@@ -31,13 +31,21 @@ strata_status STRATA_CALL cpu_stream_create(strata_device*, int32_t, strata_stre
 }
 void STRATA_CALL cpu_stream_destroy(strata_device*, strata_stream*) {}
 strata_status STRATA_CALL cpu_stream_wait_host(strata_device*, const strata_stream*) { return STRATA_OK; }
-strata_status STRATA_CALL cpu_stream_wait_stream(strata_device*, const strata_stream*, const strata_stream*) {
-  return STRATA_OK;
-}
 strata_status STRATA_CALL cpu_stream_record(strata_device*, const strata_stream*, strata_event* event) {
   event->set(Ok());
   return STRATA_OK;
 }
+
+strata_status STRATA_CALL cpu_marker_create(strata_device*, strata_marker** out) {
+  *out = nullptr;
+  return STRATA_OK;
+}
+void STRATA_CALL cpu_marker_destroy(strata_device*, strata_marker*) {}
+strata_status STRATA_CALL cpu_marker_record(strata_device*, strata_marker*, const strata_stream*) { return STRATA_OK; }
+strata_status STRATA_CALL cpu_stream_wait_marker(strata_device*, const strata_stream*, strata_marker*) {
+  return STRATA_OK;
+}
+strata_status STRATA_CALL cpu_marker_wait_host(strata_device*, strata_marker*) { return STRATA_OK; }
 
 strata_status STRATA_CALL no_map(strata_offload*, strata_region, void** out) {
   if (out) *out = nullptr;
@@ -70,16 +78,31 @@ struct Interface {
 
 Interface device() {
   using T = strata_device_api;
-  return {
-      STRATA_DEVICE,
-      END_OF(T, stream_record),
-      sizeof(T),
-      {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
-       OPTIONAL(T, alloc_pinned, no_alloc_pinned, 1), OPTIONAL(T, free_pinned, no_free_pinned, 1), REQUIRED(T, copy),
-       REQUIRED(T, fill), REQUIRED(T, cast), REQUIRED(T, accumulate), REQUIRED(T, square_sums),
-       REQUIRED(T, find_nonfinite), OPTIONAL(T, stream_create, cpu_stream_create, 2),
-       OPTIONAL(T, stream_destroy, cpu_stream_destroy, 2), OPTIONAL(T, stream_wait_host, cpu_stream_wait_host, 2),
-       OPTIONAL(T, stream_wait_stream, cpu_stream_wait_stream, 2), OPTIONAL(T, stream_record, cpu_stream_record, 2)}};
+  return {STRATA_DEVICE,
+          END_OF(T, marker_wait_host),
+          sizeof(T),
+          {REQUIRED(T, open),
+           REQUIRED(T, close),
+           REQUIRED(T, caps),
+           REQUIRED(T, alloc),
+           REQUIRED(T, free),
+           OPTIONAL(T, alloc_pinned, no_alloc_pinned, 1),
+           OPTIONAL(T, free_pinned, no_free_pinned, 1),
+           REQUIRED(T, copy),
+           REQUIRED(T, fill),
+           REQUIRED(T, cast),
+           REQUIRED(T, accumulate),
+           REQUIRED(T, square_sums),
+           REQUIRED(T, find_nonfinite),
+           OPTIONAL(T, stream_create, cpu_stream_create, 2),
+           OPTIONAL(T, stream_destroy, cpu_stream_destroy, 2),
+           OPTIONAL(T, stream_wait_host, cpu_stream_wait_host, 2),
+           OPTIONAL(T, stream_record, cpu_stream_record, 2),
+           OPTIONAL(T, marker_create, cpu_marker_create, 2),
+           OPTIONAL(T, marker_destroy, cpu_marker_destroy, 2),
+           OPTIONAL(T, marker_record, cpu_marker_record, 2),
+           OPTIONAL(T, stream_wait_marker, cpu_stream_wait_marker, 2),
+           OPTIONAL(T, marker_wait_host, cpu_marker_wait_host, 2)}};
 }
 
 Interface collective() {

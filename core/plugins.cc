@@ -9,9 +9,12 @@
 #include <cstdlib>
 
 #include "core/elf_preflight.h"
+#include "core/manifest.h"
 #include "core/nearest.h"
 #include "core/plugin_slots.h"
 #include "core/plugin_toml.h"
+#include "strata/iface/offload.h"
+#include "strata/iface/optimizer.h"
 
 namespace strata {
 namespace fs = std::filesystem;
@@ -329,6 +332,26 @@ Status PluginSet::check_all_used() const {
 void PluginSet::preset(const std::string& interface_id, PluginOption option, const std::string& from, bool given) {
   std::lock_guard lock(mutex_);
   presets_.push_back({interface_id, std::move(option), from, given});
+}
+
+void preset_options(const Settings& settings, PluginSet* plugins) {
+  // A default that the user wrote out asks nothing of a plugin that has no such option.
+  const auto hand_on = [&](const char* interface_id, const char* option, auto value, auto usual,
+                           const std::string& key) {
+    plugins->preset(interface_id, {option, value, settings.origin(key)}, key, settings.is_given(key) && value != usual);
+  };
+  const OptimizerSettings usual = default_settings().optimizer;
+  const OptimizerSettings& optimizer = settings.optimizer;
+  const std::string params = "optimizer.params.", zero = "zero_optimization.";
+  hand_on(STRATA_OPTIMIZER, "layout", optimizer.state_layout, usual.state_layout, params + "state_layout");
+  hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode, usual.adam_w_mode,
+          settings.is_given("optimizer.type") && !settings.is_given(params + "adam_w_mode") ? "optimizer.type"
+                                                                                            : params + "adam_w_mode");
+  // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
+  const bool pin_state = settings.zero_optimization.offload_optimizer.pin_memory;
+  const bool pin_param = settings.zero_optimization.offload_param.pin_memory;
+  hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param, false,
+          zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
 }
 
 std::vector<PluginInfo> PluginSet::describe() const {

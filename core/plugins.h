@@ -107,4 +107,7 @@ class PluginSet final : public PluginFinder {
   std::vector<std::string> log_lines_;
 };
 
+// Presets of all manifest keys that are the business of a plugin, whichever serves the role.
+void preset_options(const Settings& settings, PluginSet* plugins);
+
 }  // namespace strata

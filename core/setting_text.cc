@@ -1,4 +1,5 @@
-// setting_text.cc - a setting as text, by its key: what strata_get_setting and reports show.
+// setting_text.cc - settings in words: a value by its key, and what a key may be, for strata_get_setting, errors and
+// docs.
 #include "core/manifest_keys.h"
 
 namespace strata {
@@ -42,6 +43,24 @@ struct TextOf {
 };
 
 }  // namespace
+
+std::string key_type_name(const ManifestKey& key) {
+  if (!key.choices.empty()) {
+    std::string names;
+    for (const KeyChoice& c : key.choices) names += (names.empty() ? "one of \"" : ", \"") + std::string(c.word) + '"';
+    return names;
+  }
+  static const char* const names[] = {"true or false", "whole number",    "number",      "text",
+                                      "two numbers",   "a list of texts", "one of words"};
+  return names[key.target.index()];
+}
+
+std::string key_range_name(const ManifestKey& key) {
+  const KeyRange& r = key.range;
+  if (r.low == 0 && r.high == 0) return "";
+  if (r.high >= 1e9) return text_of(r.low) + " or more";
+  return text_of(r.low) + (r.below ? " to below " : " to ") + text_of(r.high);
+}
 
 Status setting_text(const Settings& settings, const std::string& path, std::string* text) {
   const ManifestKey* key = find_manifest_key(path);

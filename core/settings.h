@@ -87,6 +87,7 @@ struct Settings {
   double gradient_clipping = 0;              // 0: off
   strata_dtype communication_data_type = 0;  // 0: the param's own
   bool wall_clock_breakdown = false;
+  bool check_weights = false;
   double deadline_seconds = 0;
   int64_t host_memory_limit = 0;  // bytes; 0: the cgroup's limit, else MemTotal
   int64_t threads = 0;            // worker threads per rank; 0: cores / local ranks
@@ -108,12 +109,16 @@ struct Settings {
   // Full path of every key the user gave -> where ("zero3.toml:3:1" or "override"); defaults are not in it.
   std::map<std::string, std::string> given;
 
+  // Those that were given in DeepSpeed's spelling -> that spelling, for errors.
+  std::map<std::string, std::string> spelled;
+
   bool is_given(const std::string& key) const { return given.count(key) != 0; }
   // For errors: "zero3.toml:3:1", or "default".
   std::string origin(const std::string& key) const {
     const auto it = given.find(key);
     return it == given.end() ? "default" : it->second;
   }
+  bool is_override(const std::string& key) const { return origin(key).rfind("override", 0) == 0; }
   // A path of the manifest as the process must open it.
   std::string resolve(const std::string& path) const {
     return path.empty() || path.front() == '/' ? path : manifest_dir + "/" + path;

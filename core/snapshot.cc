@@ -138,68 +138,68 @@ const strata_ckpt_save_args* Snapshot::Description::finish(const char* root, con
 }
 
 Snapshot::Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, Agreement& agreement,
-                   CommQueue& queue, Weights& weights, States& states, Tensors& tensors)
+                   Weights& weights, States& states, Tensors& tensors)
     : registry_(registry),
       layout_(layout),
       checkpoint_(checkpoint),
       agreement_(agreement),
-      queue_(queue),
       weights_(weights),
       states_(states),
       tensors_(tensors) {}
 
-Status Snapshot::barrier(const std::string& what) {
-  CommOp op;
-  op.kind = CommOp::Kind::kBarrier;
-  op.tag = 6ull << 32;
-  op.label = what;
-  return queue_.run(std::move(op));
-}
-
 // ---- saving ------------------------------------------------------------------------------------------------------
 
-Status Snapshot::save(const std::string& root, const std::string& tag, const RunState& run) {
+Status Snapshot::save(const std::string& root, const std::string& tag, const RunState& run, bool weights) {
   const std::string what = "save of \"" + root + "/" + tag + "\"";
-  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere(fnv1a(what.data(), what.size()), what));
-  uint64_t save_id = new_save_id();
-  STRATA_RETURN_IF_ERROR(agreement_.take_from_rank0(what, &save_id));
+  uint64_t save_id = 0;
+  STRATA_RETURN_IF_ERROR(begin_save(what, &save_id));
   Description description(*this, false, save_id);
   description.add_run(run);
+  const strata_ckpt_save_args* args = description.finish(root.c_str(), tag.c_str());
   strata_ckpt_save* save = nullptr;
   const auto* api = checkpoint_.api();
-  Status written = take_failure(api->write(checkpoint_.self(), description.finish(root.c_str(), tag.c_str()), &save));
-  Status all = agreement_.all_ok(written, what);
-  if (!all.ok()) {
-    if (save) api->abandon(checkpoint_.self(), save);
-    return all.during(what);
-  }
-  // Rank 0 publishes; the others learn whether it did.
-  Status published = take_failure(api->commit(checkpoint_.self(), save));
-  return agreement_.all_ok(published, what).during(what);
+  STRATA_RETURN_IF_ERROR(end_phase(take_failure(api->write(checkpoint_.self(), args, &save)), what, save));
+  if (weights) STRATA_RETURN_IF_ERROR(write_weights(args, what, &save));
+  return publish(what, save);
 }
 
 Status Snapshot::export_weights(const std::string& path) {
   const std::string what = "export of \"" + path + "\"";
-  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere(fnv1a(what.data(), what.size()), what));
   const size_t slash = path.rfind('/');
   const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const std::string file = slash == std::string::npos ? path : path.substr(slash + 1);
-  uint64_t save_id = new_save_id();
-  STRATA_RETURN_IF_ERROR(agreement_.take_from_rank0(what, &save_id));
+  uint64_t save_id = 0;
+  STRATA_RETURN_IF_ERROR(begin_save(what, &save_id));
   Description description(*this, true, save_id);
-  const strata_ckpt_save_args* args = description.finish(dir.c_str(), file.c_str());
   strata_ckpt_save* save = nullptr;
-  const auto* api = checkpoint_.api();
+  STRATA_RETURN_IF_ERROR(write_weights(description.finish(dir.c_str(), file.c_str()), what, &save));
+  return publish(what, save);
+}
+
+Status Snapshot::begin_save(const std::string& what, uint64_t* save_id) {
+  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere({{what, fnv1a(what.data(), what.size())}}));
+  *save_id = new_save_id();
+  return agreement_.take_from_rank0(what, save_id);
+}
+
+Status Snapshot::write_weights(const strata_ckpt_save_args* args, const std::string& what, strata_ckpt_save** save) {
   for (uint32_t phase = 0; phase < 2; ++phase) {
-    Status mine = take_failure(api->export_weights(checkpoint_.self(), args, phase, &save));
-    Status all = agreement_.all_ok(mine, what);
-    if (!all.ok()) {
-      if (save) api->abandon(checkpoint_.self(), save);
-      return all.during(what);
-    }
+    const Status mine = take_failure(checkpoint_.api()->export_weights(checkpoint_.self(), args, phase, save));
+    STRATA_RETURN_IF_ERROR(end_phase(mine, what, *save));
   }
-  Status published = take_failure(api->commit(checkpoint_.self(), save));
-  return agreement_.all_ok(published, what).during(what);
+  return Ok();
+}
+
+// Where a phase failed on any rank, what was written goes away on all.
+Status Snapshot::end_phase(const Status& mine, const std::string& what, strata_ckpt_save* save) {
+  Status all = agreement_.all_ok(mine.during(what), what);
+  if (!all.ok() && save) checkpoint_.api()->abandon(checkpoint_.self(), save);
+  return all;
+}
+
+// Rank 0 publishes; the others learn whether it did.
+Status Snapshot::publish(const std::string& what, strata_ckpt_save* save) {
+  return agreement_.all_ok(take_failure(checkpoint_.api()->commit(checkpoint_.self(), save)).during(what), what);
 }
 
 // ---- loading -----------------------------------------------------------------------------------------------------
@@ -216,15 +216,15 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   if (mine.ok()) mine = take_failure(api->load_info(load, &info));
   if (mine.ok()) mine = load_run(info, &found);
   if (mine.ok()) mine = match_params(info, &places);
-  Status all = agreement_.all_ok(mine, what);
-  if (all.ok()) all = agreement_.same_everywhere(fnv1a(info.tag, std::strlen(info.tag)), what + " (tag)");
+  Status all = agreement_.all_ok(mine.during(what), what);
+  if (all.ok()) all = agreement_.same_everywhere({{what + " (tag)", fnv1a(info.tag, std::strlen(info.tag))}});
   if (all.ok()) {
     *changed = true;  // nothing was up to here
-    all = agreement_.all_ok(load_tensors(load, places), what);
+    all = agreement_.all_ok(load_tensors(load, places).during(what), what);
   }
   if (load) api->load_close(load);
   if (all.ok()) *run = std::move(found);
-  return all.during(what);
+  return all;
 }
 
 Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {

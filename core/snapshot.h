@@ -24,16 +24,20 @@ struct RunState {
 class Snapshot {
  public:
   Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, Agreement& agreement,
-           CommQueue& queue, Weights& weights, States& states, Tensors& tensors);
+           Weights& weights, States& states, Tensors& tensors);
 
-  Status save(const std::string& root, const std::string& tag, const RunState& run);
+  // `weights`: the checkpoint has the one weight file in it.
+  Status save(const std::string& root, const std::string& tag, const RunState& run, bool weights);
   // A load that is refused leaves everything as it was; one that fails later sets *changed.
   Status load(const std::string& root, const char* tag, RunState* run, bool* changed);
   Status export_weights(const std::string& path);
 
  private:
   struct Description;  // the arrays behind strata_ckpt_save_args
-  Status barrier(const std::string& what);
+  Status begin_save(const std::string& what, uint64_t* save_id);
+  Status write_weights(const strata_ckpt_save_args* args, const std::string& what, strata_ckpt_save** save);
+  Status end_phase(const Status& mine, const std::string& what, strata_ckpt_save* save);
+  Status publish(const std::string& what, strata_ckpt_save* save);
   Status match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const;
   Status load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places);
   Status load_param(strata_ckpt_load* load, uint64_t index, const Param& p);
@@ -43,7 +47,6 @@ class Snapshot {
   const Layout& layout_;
   const Checkpoint& checkpoint_;
   Agreement& agreement_;
-  CommQueue& queue_;
   Weights& weights_;
   States& states_;
   Tensors& tensors_;

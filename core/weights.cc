@@ -10,8 +10,8 @@ alignas(kParamAlign) constexpr char kNothing[1] = {};  // where an empty param l
 std::string count_text(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
-Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Collective& collective, CommQueue& queue,
-                 const Tier& tier, Counters& counters)
+Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
+                 CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters)
     : layout_(layout),
       settings_(settings),
       collective_(collective),
@@ -19,6 +19,8 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Colle
       tier_(tier),
       counters_(counters),
       slots_(layout.units.size()),
+      check_writes_(check_writes),
+      guard_(device),
       host_refs_(layout.units.size()) {
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     uint64_t full = 0, shard = 0;
@@ -28,6 +30,7 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Colle
       full += s.full_bytes();
       shard += s.shard_bytes();
     }
+    slots_[u].full_bytes = full;
   }
 }
 
@@ -69,6 +72,16 @@ uint64_t Weights::staging_bytes() const {
   return largest;
 }
 
+uint64_t Weights::copy_bytes() const { return check_writes_ ? slab_bytes() + whole_bytes() : 0; }
+
+// Copies lie as the slabs do, and those of whole units behind them.
+uint64_t Weights::copy_place(uint32_t unit) const {
+  if (sharded(unit)) return slots_[unit].slab;
+  uint64_t place = slab_bytes();
+  for (uint32_t u = 0; u < unit; ++u) place += sharded(u) ? 0 : slots_[u].full_bytes;
+  return place;
+}
+
 Status Weights::check_limits() const {
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     uint64_t together = sharded(u) ? layout_.units[u].elements : 0;
@@ -97,6 +110,7 @@ Status Weights::allocate() {
   }
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, slab_bytes(), &slabs_).during("slabs"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, staging_bytes(), &staging_).during("shard staging"));
+  if (check_writes_) STRATA_RETURN_IF_ERROR(guard_.allocate(copy_bytes()));
   arena_ = Arena(slab_bytes());
   uint64_t all = 0;
   std::vector<uint64_t> places;
@@ -133,6 +147,9 @@ Status Weights::fetch(uint32_t unit) {
       for (uint32_t v : set) --slots_[v].refs;
       return status;
     }
+    if (check_writes_ && slots_[u].refs == 1) {
+      STRATA_RETURN_IF_ERROR(guard_.remember(copy_place(u), full_buffer(u), slots_[u].full_bytes));
+    }
   }
   ++host_refs_[unit];
   ++fetched_;
@@ -150,12 +167,32 @@ Status Weights::release(uint32_t unit) {
   return Ok();
 }
 
+Status Weights::undo_write(uint32_t unit, std::optional<Written>* written) {
+  written->reset();
+  if (!check_writes_ || host_refs_[unit] == 0) return Ok();
+  std::vector<uint32_t> set = layout_.units[unit].needs;
+  set.push_back(unit);
+  for (uint32_t u : set) {
+    const Slot& slot = slots_[u];
+    std::optional<uint64_t> byte;
+    STRATA_RETURN_IF_ERROR(guard_.compare(copy_place(u), full_buffer(u), slot.full_bytes, &byte));
+    if (!byte) continue;
+    uint32_t segment = 0;
+    while (segment + 1 < slot.full.size() && slot.full[segment + 1] <= *byte) ++segment;
+    *written = {u, segment, (*byte - slot.full[segment]) / dtype_size(layout_.units[u].segments[segment].dtype)};
+  }
+  return Ok();
+}
+
+char* Weights::full_buffer(uint32_t unit) const {
+  return sharded(unit) ? slabs_.at(slots_[unit].slab) : slots_[unit].memory.at(0);
+}
+
 void* Weights::address(const Param& owner) const {
   const Slot& slot = slots_[owner.home];
   if (slot.refs == 0) return nullptr;
   if (owner.numel == 0) return const_cast<char*>(kNothing);
-  const char* base = sharded(owner.home) ? slabs_.at(slot.slab) : slot.memory.at(0);
-  return const_cast<char*>(base) + slot.full[owner.segment] + owner.offset * dtype_size(owner.dtype);
+  return full_buffer(owner.home) + slot.full[owner.segment] + owner.offset * dtype_size(owner.dtype);
 }
 
 // Takes one reference, and starts the gather that makes the unit's weights whole if none is under way.
@@ -271,7 +308,7 @@ void Weights::submit_gather(uint32_t unit) {
   const bool from_tier = sharded(unit) && offloaded();
   const bool alone = layout_.world == 1;
   op.kind = alone ? CommOp::Kind::kLocal : CommOp::Kind::kGather;
-  char* full = sharded(unit) ? slabs_.at(slot.slab) : slot.memory.at(0);
+  char* full = full_buffer(unit);
   char* shard = from_tier ? (alone ? full : staging_.at(0)) : slot.memory.at(0);
   if (from_tier) {
     op.prepare = [this, shard, region = &slot.region] {

@@ -22,6 +22,7 @@
 #include "core/settings.h"
 #include "core/tier.h"
 #include "core/trace.h"
+#include "core/write_guard.h"
 
 namespace strata {
 
@@ -34,19 +35,28 @@ struct OwnedWeights {
 
 class Weights {
  public:
-  Weights(const Layout& layout, const ZeroSettings& settings, const Collective& collective, CommQueue& queue,
-          const Tier& tier, Counters& counters);
+  // `check_writes`: remember what was fetched, for undo_write.
+  Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
+          CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters);
 
   // Bytes of `allocate`, before it.
   uint64_t whole_bytes() const;    // whole units, device
   uint64_t shard_bytes() const;    // shards of sharded units, in the param tier
   uint64_t slab_bytes() const;     // device
   uint64_t staging_bytes() const;  // device: a shard on its way from the tier
+  uint64_t copy_bytes() const;     // host RAM: what check_weights compares with
   Status check_limits() const;     // every unit fits into max_live_parameters
   Status allocate();
 
   Status fetch(uint32_t unit);
   Status release(uint32_t unit);
+  // check_weights: where the host wrote into the weights that fetching `unit` brought, if it did; they are as they were
+  // again. Right before the release.
+  struct Written {
+    uint32_t unit = 0, segment = 0;  // of the layout
+    uint64_t element = 0;            // the first one
+  };
+  Status undo_write(uint32_t unit, std::optional<Written>* written);
   bool any_fetched() const { return fetched_ > 0; }
   // Address of element 0 of a param while its unit is fetched, else NULL.
   void* address(const Param& owner) const;
@@ -74,7 +84,8 @@ class Weights {
     Memory memory;                      // whole buffer, or the device shard
     Region region;                      // the shard in a tier
     std::vector<uint64_t> full, shard;  // byte offset of each segment in the full and in the shard buffer
-    uint64_t slab = 0;                  // offset in slabs_
+    uint64_t full_bytes = 0;
+    uint64_t slab = 0;  // offset in slabs_
     uint32_t refs = 0;
     bool live = false;        // sharded: holds a slab
     bool prefetched = false;  // its slab was filled ahead and not used yet
@@ -94,6 +105,8 @@ class Weights {
   bool prefetch_one(uint32_t unit);
   std::optional<uint64_t> take_slab(uint32_t unit);
   void submit_gather(uint32_t unit);
+  char* full_buffer(uint32_t unit) const;
+  uint64_t copy_place(uint32_t unit) const;
   uint64_t distance_to_next_use(uint32_t unit) const;
 
   const Layout& layout_;
@@ -104,6 +117,8 @@ class Weights {
   Counters& counters_;
   std::vector<Slot> slots_;
   Memory slabs_, staging_;
+  const bool check_writes_;
+  WriteGuard guard_;
   Arena arena_;
   std::vector<uint64_t> own_slab_;  // by unit, when all slabs fit at once: then nothing can fragment
   Trace trace_;

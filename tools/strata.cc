@@ -1,22 +1,23 @@
 // strata.cc - the `strata` command: what can be asked of a build and of a manifest without running anything.
 //
-//   strata check MANIFEST      every error and warning of a manifest, its plugins' options included
-//   strata keys [--markdown]   the commented reference manifest, or the table of keys
-//   strata plugins [MANIFEST]  the plugins found beside the library (or as the manifest says): id, version, interfaces
+//   strata check MANIFEST [--set KEY=VALUE ...] [--world N]
+//                                      every error and warning of a manifest, its plugins and its batch sizes
+//   strata keys [--markdown]           the commented reference manifest, or the table of keys
+//   strata plugins [MANIFEST] [-v]     the plugins found beside the library (or as the manifest says)
 //   strata version
+//
+// Exit codes: 0 all is well, 1 the manifest or a plugin is wrong, 2 the command line is.
+#include "strata/strata.h"
+
 #include <CLI/CLI.hpp>
-#include <filesystem>
+#include <exception>
 #include <iostream>
 
 #include "core/library_dir.h"
-#include "core/manifest.h"
-#include "core/manifest_keys.h"
-#include "core/plugin_toml.h"
-#include "core/plugins.h"
+#include "tools/commands.h"
+#include "tools/manifest_docs.h"
 
-namespace {
-
-using strata::Status;
+namespace strata::cli {
 
 int report(const Status& status) {
   if (status.ok()) return 0;
@@ -24,71 +25,67 @@ int report(const Status& status) {
   return 1;
 }
 
-// bin/ and lib/ lie side by side in a build and in an installation.
-std::filesystem::path library_dir() { return std::filesystem::path(strata::this_library_dir()).parent_path() / "lib"; }
+std::filesystem::path library_dir() { return directory_of(reinterpret_cast<const void*>(&strata_version)); }
 
-int check(const std::string& manifest) {
-  strata::Settings settings;
-  std::vector<std::string> warnings;
-  const Status status = strata::read_manifest(manifest, {}, &settings, &warnings);
-  for (const std::string& warning : warnings) std::cout << "warning: " << warning << "\n";
-  if (!status.ok()) return report(status);
-  strata::PluginSet plugins(strata::PluginSearch::from_settings(settings, library_dir()), settings.plugin_options);
-  const Status options = plugins.check_options(settings.plugins);
-  if (!options.ok()) return report(options);
-  std::cout << manifest << ": no errors\n";
-  return 0;
-}
+namespace {
 
 int keys(bool markdown) {
-  std::cout << (markdown ? strata::manifest_key_docs() : strata::reference_manifest());
+  std::cout << (markdown ? manifest_key_docs() : reference_manifest());
   return 0;
 }
 
-int plugins(const std::string& manifest) {
-  strata::Settings settings = strata::default_settings();
-  std::vector<std::string> warnings;
-  if (!manifest.empty()) {
-    if (int bad = report(strata::read_manifest(manifest, {}, &settings, &warnings))) return bad;
+int version() {
+  std::cout << strata_version() << "\n";
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Asks a Strata build, or a manifest, without running anything."};
+  app.require_subcommand(1);
+  app.footer("Exit codes: 0 all is well, 1 the manifest or a plugin is wrong, 2 the command line is.");
+  CheckArgs check_args;
+  PluginsArgs plugins_args;
+  bool markdown = false;
+  auto* check_command = app.add_subcommand("check", "every error and warning of a manifest, its plugins included");
+  check_command->add_option("manifest", check_args.manifest, "the TOML file")->required();
+  const CLI::Validator assignment(
+      [](const std::string& text) {
+        return text.find('=') != std::string::npos ? std::string() : "\"" + text + "\" is not KEY=VALUE";
+      },
+      "KEY=VALUE");
+  check_command->add_option("--set", check_args.overrides, "override a setting; may be repeated")
+      ->allow_extra_args(false)
+      ->check(assignment);
+  check_command->add_option("--world", check_args.world, "number of ranks the batch sizes have to fit")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
+      ->capture_default_str();
+  auto* keys_command = app.add_subcommand("keys", "the commented reference manifest");
+  keys_command->add_flag("--markdown", markdown, "as tables");
+  auto* plugins_command = app.add_subcommand("plugins", "the plugins that would be found, each loaded once");
+  plugins_command->add_option("manifest", plugins_args.manifest, "whose search path to use");
+  plugins_command->add_flag("-v,--verbose", plugins_args.verbose, "with options, their defaults and what they do");
+  app.add_subcommand("version", "of this build");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;  // 0: help was asked for
   }
-  const auto search = strata::PluginSearch::from_settings(settings, library_dir());
-  int failed = 0;
-  for (const auto& dir : search.directories) {
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
-      if (entry.path().extension() != ".toml") continue;
-      strata::PluginToml plugin;
-      if (report(strata::read_plugin_toml(entry.path(), &plugin))) {
-        failed = 1;
-        continue;
-      }
-      std::cout << plugin.id << " " << plugin.version << "  " << plugin.name << "\n ";
-      for (const std::string& id : plugin.interfaces) std::cout << " " << id;
-      std::cout << "\n";
-    }
-    if (error) std::cerr << dir.string() << ": " << error.message() << "\n";
-  }
-  return failed;
+  if (*check_command) return check(check_args);
+  if (*keys_command) return keys(markdown);
+  if (*plugins_command) return plugins(plugins_args);
+  return version();
 }
 
 }  // namespace
+}  // namespace strata::cli
 
 int main(int argc, char** argv) {
-  CLI::App app{"Asks a Strata build, or a manifest, without running anything."};
-  app.require_subcommand(1);
-  std::string manifest;
-  bool markdown = false;
-  auto* check_command = app.add_subcommand("check", "every error and warning of a manifest");
-  check_command->add_option("manifest", manifest, "the TOML file")->required();
-  auto* keys_command = app.add_subcommand("keys", "the commented reference manifest");
-  keys_command->add_flag("--markdown", markdown, "as tables");
-  auto* plugins_command = app.add_subcommand("plugins", "the plugins that would be found");
-  plugins_command->add_option("manifest", manifest, "whose search path to use");
-  auto* version_command = app.add_subcommand("version", "of this build");
-  CLI11_PARSE(app, argc, argv);
-  if (*check_command) return check(manifest);
-  if (*keys_command) return keys(markdown);
-  if (*plugins_command) return plugins(manifest);
-  if (*version_command) std::cout << STRATA_VERSION << "\n";
-  return 0;
+  try {
+    const int code = strata::cli::run(argc, argv);
+    if (std::cout.flush()) return code;
+    std::cerr << "strata: the output could not be written\n";
+  } catch (const std::exception& e) {
+    std::cerr << "strata: " << e.what() << "\n";
+  }
+  return 1;
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 8,200 lines in all · a plugin 1,200 · a file 800 · a function 80 · a public header 300
+    core 8,600 lines in all · a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
 is not a namespace, class or initializer; that is right for code as clang-format writes it. --list prints all sizes.
@@ -13,16 +13,15 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
-CORE, PLUGIN, FILE, FUNCTION, HEADER = 8200, 1200, 800, 80, 300
+CORE, PLUGIN, FILE, FUNCTION, HEADER = 8600, 1200, 800, 80, 300
 
 # Plugins that are allowed more, and why.
 LARGER_PLUGINS = {
-    "checkpoint": (2800, "shards, the index over them and the weight file are three formats, each with a writer, a "
+    "checkpoint": (2750, "shards, the index over them and the weight file are three formats, each with a writer, a "
                          "reader and checks against damage"),
-    "comm_local": (2700, "ranks as processes and ranks as threads meet differently below one exchange, and every wait "
+    "comm_local": (2000, "ranks as processes and ranks as threads meet differently below one exchange, and every wait "
                          "names who is missing"),
-    "comm_mpi": (1600, "posts, deadlines and naming who is missing, which MPI does not do, beside the transfers"),
-    "fault": (1350, "one wrapper per interface, with every slot of it"),
+    "fault": (1280, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.
 TABLES = {"core/manifest_keys.cc": (120, "the key table: one entry per manifest key, grouped as in the manifest")}

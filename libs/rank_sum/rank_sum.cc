@@ -226,18 +226,6 @@ Isa best_isa() {
 
 const char* isa_name(Isa isa) { return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "scalar"; }
 
-bool is_float(strata_dtype dtype) { return dtype == STRATA_F32 || dtype == STRATA_BF16 || dtype == STRATA_F16; }
-
-uint64_t size_of(strata_dtype dtype) {
-  static const uint8_t sizes[] = {0, 4, 2, 2, 1, 2, 8, 8};
-  return dtype >= STRATA_F32 && dtype <= STRATA_F64 ? sizes[dtype] : 0;
-}
-
-const char* dtype_name(strata_dtype dtype) {
-  static const char* const names[] = {"?", "f32", "bf16", "f16", "u8", "u16", "i64", "f64"};
-  return names[size_of(dtype) ? dtype : 0];
-}
-
 void sum(Isa isa, const void* const* in, int inputs, strata_dtype in_dtype, void* out, strata_dtype out_dtype,
          uint64_t count, bool stream) {
   SumFn fn = in_dtype == STRATA_F32    ? pick_out<F32>(isa, out_dtype)

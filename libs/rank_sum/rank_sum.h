@@ -21,11 +21,8 @@ Isa best_isa();
 bool isa_runs_here(Isa isa);
 const char* isa_name(Isa isa);
 
-bool is_float(strata_dtype dtype);     // sums take F32, BF16 and F16
-uint64_t size_of(strata_dtype dtype);  // 0: unknown
-const char* dtype_name(strata_dtype dtype);
-
-// Inputs and output are aligned to their elements. `out` may be one of the inputs when the dtypes are the same.
+// Elements are F32, BF16 or F16. Inputs and output are aligned to their elements. `out` may be one of the inputs when
+// the dtypes are the same.
 void sum(Isa isa, const void* const* in, int inputs, strata_dtype in_dtype, void* out, strata_dtype out_dtype,
          uint64_t count, bool stream);
 void copy(void* out, const void* in, uint64_t bytes, bool stream);

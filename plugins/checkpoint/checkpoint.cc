@@ -1,7 +1,7 @@
 // checkpoint.cc - the table of strata.checkpoint/1: arguments in, one function of the plugin, statuses out.
 //
-// Nothing is decided here. Every slot runs inside `run`, which turns an Error into host->fail and lets nothing else
-// out. Threads: one caller at a time per instance; instances share nothing but the HDF5 lock (h5.h).
+// Nothing is decided here. Every slot runs inside the kit's `guard`, which turns an Error into host->fail and lets
+// nothing else out. Threads: one caller at a time per instance; instances share nothing but the HDF5 lock (h5.h).
 #include <memory>
 #include <string>
 
@@ -13,27 +13,15 @@
 namespace strata::checkpoint {
 namespace {
 
-using plugin_kit::fail;
-
-template <class Body>
-strata_status run(const strata_host* host, const char* what, Body&& body) noexcept {
-  return plugin_kit::guard(host, what, [&]() -> strata_status {
-    try {
-      body();
-      return STRATA_OK;
-    } catch (const Error& e) {
-      return e.text.empty() ? e.code : fail(host, e.code, e.text);
-    }
-  });
-}
+using plugin_kit::guard;
 
 strata_status STRATA_CALL open(const strata_open_args* args, strata_ckpt** out) {
   *out = nullptr;
-  return run(args->host, "checkpoint open", [&] {
+  return guard(args->host, "checkpoint open", [&] {
     const plugin_kit::Options options(args->options);
     const int64_t threads = options.integer("io_threads", 2);
     if (threads < 1 || threads > 64) {
-      raise(STRATA_INVALID_ARGUMENT, "checkpoint: io_threads = ", threads, " must be 1 to 64");
+      raise(STRATA_INVALID_ARGUMENT, "io_threads = ", threads, " must be 1 to 64");
     }
     auto self = std::make_unique<strata_ckpt>();
     self->host = args->host;
@@ -58,7 +46,8 @@ std::unique_ptr<strata_ckpt_save> begin(const strata_ckpt_save_args& args) {
 
 strata_status STRATA_CALL write(strata_ckpt* self, const strata_ckpt_save_args* args, strata_ckpt_save** out) {
   *out = nullptr;
-  return run(self->host, "checkpoint write", [&] {
+  return guard(self->host, "checkpoint write", [&] {
+    check_tag(args->tag);
     auto save = begin(*args);
     write_rank_file(*self, *args, *save);
     *out = save.release();
@@ -66,15 +55,15 @@ strata_status STRATA_CALL write(strata_ckpt* self, const strata_ckpt_save_args* 
 }
 
 strata_status STRATA_CALL commit(strata_ckpt* self, strata_ckpt_save* save) {
-  return run(self->host, "checkpoint commit", [&] {
+  return guard(self->host, "checkpoint commit", [&] {
     const std::unique_ptr<strata_ckpt_save> owned(save);
     if (!save || save->description.rank != 0) return;
-    save->exporting ? commit_export(*save) : commit_checkpoint(*save);
+    save->has_rank_files ? commit_checkpoint(*save) : commit_export(*save);
   });
 }
 
 void STRATA_CALL abandon(strata_ckpt* self, strata_ckpt_save* save) {
-  run(self->host, "checkpoint abandon", [&] {
+  guard(self->host, "checkpoint abandon", [&] {
     const std::unique_ptr<strata_ckpt_save> owned(save);
     if (save) remove_own(*save);
   });
@@ -82,16 +71,16 @@ void STRATA_CALL abandon(strata_ckpt* self, strata_ckpt_save* save) {
 
 strata_status STRATA_CALL load_open(strata_ckpt* self, const char* root, const char* tag, strata_ckpt_load** out) {
   *out = nullptr;
-  return run(self->host, "checkpoint load", [&] {
-    if (!root || !*root) raise(STRATA_INVALID_ARGUMENT, "load: root is missing");
+  return guard(self->host, "checkpoint load", [&] {
+    if (!root || !*root) raise(STRATA_INVALID_ARGUMENT, "root is missing");
     *out = open_checkpoint(*self, with_slash_stripped(root), tag).release();
   });
 }
 
 strata_status STRATA_CALL load_info(strata_ckpt_load* load, strata_ckpt_info* out) {
-  return run(load->host, "checkpoint info", [&] {
+  return guard(load->host, "checkpoint info", [&] {
     if (!STRATA_HAS(out, strata_ckpt_info, meta_stride)) {
-      raise(STRATA_INVALID_ARGUMENT, "load_info: out.struct_size is ", out->struct_size, ", too short for this ABI");
+      raise(STRATA_INVALID_ARGUMENT, "out.struct_size is ", out->struct_size, ", too short for this ABI");
     }
     out->tag = load->tag.c_str();
     out->world = load->description.world;
@@ -106,8 +95,8 @@ strata_status STRATA_CALL load_info(strata_ckpt_load* load, strata_ckpt_info* ou
 
 strata_status STRATA_CALL load_read(strata_ckpt_load* load, uint64_t param, const char* array, uint64_t offset,
                                     uint64_t count, void* dst) {
-  return run(load->host, "checkpoint read", [&] {
-    if (!array || (!dst && count)) raise(STRATA_INVALID_ARGUMENT, "load_read: array or dst is NULL");
+  return guard(load->host, "checkpoint read", [&] {
+    if (!array || (!dst && count)) raise(STRATA_INVALID_ARGUMENT, "array or dst is NULL");
     read_param(*load, param, array, {offset, count}, static_cast<char*>(dst));
   });
 }
@@ -116,13 +105,13 @@ void STRATA_CALL load_close(strata_ckpt_load* load) { delete load; }
 
 strata_status STRATA_CALL export_weights(strata_ckpt* self, const strata_ckpt_save_args* args, uint32_t phase,
                                          strata_ckpt_save** inout) {
-  return run(self->host, "checkpoint export", [&] {
+  return guard(self->host, "checkpoint export", [&] {
     std::unique_ptr<strata_ckpt_save> save(*inout);
     *inout = nullptr;
     if (!save) save = begin(*args);
-    save->exporting = true;
+    save->has_weights = true;
     try {
-      if (phase > 1) raise(STRATA_INVALID_ARGUMENT, "export: phase ", phase, " must be 0 or 1");
+      if (phase > 1) raise(STRATA_INVALID_ARGUMENT, "phase ", phase, " must be 0 or 1");
       if (phase == 0 && save->description.rank == 0) export_layout(*self, *save);
       if (phase == 1) export_data(*self, *args, *save);
     } catch (...) {

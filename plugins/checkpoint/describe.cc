@@ -146,7 +146,7 @@ std::string dump(const ordered_json& j) {
   try {
     return j.dump();
   } catch (const nlohmann::json::exception& e) {  // only for text that is not UTF-8
-    raise(STRATA_INVALID_ARGUMENT, "save: a name or meta text is not UTF-8: ", e.what());
+    raise(STRATA_INVALID_ARGUMENT, "a name or meta text is not UTF-8: ", e.what());
   }
 }
 
@@ -187,7 +187,7 @@ std::string safetensors_header(const std::vector<TensorSpan>& spans, const std::
   json metadata = {{"format", "pt"}};
   for (const Param& p : params) {
     if (p.name == "__metadata__" || p.name.rfind("__hdf5_", 0) == 0) {
-      raise(STRATA_INVALID_ARGUMENT, "export: a param cannot be named '", p.name, "' in a weight file");
+      raise(STRATA_INVALID_ARGUMENT, "a param cannot be named '", p.name, "' in a weight file");
     }
     if (p.is_alias) metadata[p.name] = p.alias_of;
   }

@@ -1,36 +1,17 @@
-// error.h - how this plugin fails inside: an exception with a status and a text. It ends in checkpoint.cc, where the
-// slots of the table turn it into host->fail.
+// error.h - how this plugin fails inside: it throws the kit's Error; the slots in checkpoint.cc end it.
 #pragma once
 
 #include <cerrno>
 #include <cstring>
-#include <exception>
-#include <sstream>
 #include <string>
 
-#include "strata/abi.h"
+#include "plugin_kit/error.h"
 
 namespace strata::checkpoint {
 
-struct Error : std::exception {
-  Error(strata_status status, std::string message) : code(status), text(std::move(message)) {}
-  const char* what() const noexcept override { return text.c_str(); }
-
-  strata_status code;
-  std::string text;  // empty: the host has the text already (a failed callback)
-};
-
-template <class... Parts>
-std::string join(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
-}
-
-template <class... Parts>
-[[noreturn]] void raise(strata_status code, const Parts&... parts) {
-  throw Error(code, join(parts...));
-}
+using plugin_kit::Error;
+using plugin_kit::join;
+using plugin_kit::raise;
 
 inline strata_status status_of_errno(int e) {
   switch (e) {

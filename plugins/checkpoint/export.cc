@@ -4,7 +4,7 @@
 // and puts the safetensors header into that block; bytes that are no param's are listed as fillers. Its description
 // goes beside the file (layout.json), so that a rank with other arguments is noticed. Phase 1: every rank finds the
 // datasets' offsets in the file, writes what it owns, and leaves its own description, from which commit sees that all
-// parts are there. Rank 0 made the partial directory anew, so whatever is in it is of this save.
+// parts are there. What a dead run left is written over, or of another save, which the descriptions tell.
 //
 // The finished file depends on the params alone: not on the world, the run or the time.
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 constexpr uint64_t kParamAlign = 8;
 constexpr uint64_t kMostHeader = 100'000'000;  // what safetensors readers accept
 
-std::string weights_path(const strata_ckpt_save& save) { return save.partial + "/weights.h5"; }
+std::string weights_path(const strata_ckpt_save& save) { return save.partial + "/" + kWeightsFile; }
 
 std::string layout_path(const strata_ckpt_save& save) { return save.partial + "/layout.json"; }
 
@@ -31,8 +31,8 @@ std::string mark_path(const strata_ckpt_save& save, int32_t rank) { return save.
 void check_weights(const Description& d) {
   for (const Param& p : d.params) {
     if (p.is_alias || d.segments[p.segment].find_array(kWeight)) continue;
-    raise(STRATA_INVALID_ARGUMENT, "export '", d.tag, "': segment '", d.segments[p.segment].name, "' of param '",
-          p.name, "' has no array 'weight'");
+    raise(STRATA_INVALID_ARGUMENT, "'", d.tag, "': segment '", d.segments[p.segment].name, "' of param '", p.name,
+          "' has no array 'weight'");
   }
 }
 
@@ -100,11 +100,11 @@ std::vector<h5::Place> find_datasets(const strata_ckpt_save& save) {
   const Description& d = save.description;
   const std::string layout = layout_path(save);
   if (!exists(layout)) {
-    raise(STRATA_FAILED_PRECONDITION, "export '", d.tag, "' on rank ", d.rank, ": rank 0's ", layout,
+    raise(STRATA_FAILED_PRECONDITION, "'", d.tag, "' on rank ", d.rank, ": rank 0's ", layout,
           " is missing; do all ranks export to the same directory?");
   }
   if (from_json(read_text_file(layout), kRankFormat, layout).fingerprint != d.fingerprint) {
-    raise(STRATA_FAILED_PRECONDITION, "export '", d.tag, "' on rank ", d.rank, ": ", layout,
+    raise(STRATA_FAILED_PRECONDITION, "'", d.tag, "' on rank ", d.rank, ": ", layout,
           " was made for other arguments; did the ranks give different params, meta or names?");
   }
   h5::Session session;
@@ -154,7 +154,15 @@ void check_marks(const strata_ckpt_save& save) {
     check_same_save(save, rank, path, found);
     add_ownership(d, found);
   }
-  d.check_owned(STRATA_FAILED_PRECONDITION, "commit of export '" + d.tag + "'");
+  d.check_owned(STRATA_FAILED_PRECONDITION, "'" + d.tag + "'");
+}
+
+// Of a weight file alone: its directory, empty.
+void make_room(const strata_ckpt_save& save) {
+  if (exists(save.committed)) raise(STRATA_ALREADY_EXISTS, save.committed, ": a file of this name exists");
+  make_directories(save.root);
+  remove_tree(save.partial);
+  make_directories(save.partial);
 }
 
 }  // namespace
@@ -162,19 +170,16 @@ void check_marks(const strata_ckpt_save& save) {
 void export_layout(strata_ckpt& self, strata_ckpt_save& save) {
   const Description& d = save.description;
   check_weights(d);
-  if (exists(save.committed)) raise(STRATA_ALREADY_EXISTS, save.committed, ": a file of this name exists");
   uint64_t user_block = 4096;
   const uint64_t bound = header_bound(d);
   while (user_block < bound + 8) user_block *= 2;
   if (user_block - 8 > kMostHeader) {
-    raise(STRATA_INVALID_ARGUMENT, "export '", d.tag, "': the safetensors header takes ", bound, " bytes, at most ",
+    raise(STRATA_INVALID_ARGUMENT, "'", d.tag, "': the safetensors header takes ", bound, " bytes, at most ",
           kMostHeader);
   }
-  make_directories(save.root);
-  remove_tree(save.partial);
-  make_directories(save.partial);
+  if (!save.has_rank_files) make_room(save);
   const std::string path = weights_path(save);
-  save.lock.take(path, true);
+  save.weights_lock.take(path, true);
   uint64_t data = user_block;
   for (const Param& p : d.params) data += p.is_alias ? 0 : p.elements * find_dtype(p.dtype)->bytes;
   require_space(save.partial, data);
@@ -208,14 +213,24 @@ void export_data(strata_ckpt& self, const strata_ckpt_save_args& args, strata_ck
   }
   warn_if_not_direct(self, path, file);
   if (const int e = file.sync()) raise_errno(e, "sync", path);
-  save.file = mark_path(save, d.rank);
   write_text_file(save.partial, mark_name(d.rank), to_json(d));
+}
+
+void finish_weights(const strata_ckpt_save& save) {
+  check_marks(save);
+  sync_path(weights_path(save));
+}
+
+void remove_own_weights(const strata_ckpt_save& save) {
+  remove_quietly(mark_path(save, save.description.rank));
+  if (save.description.rank != 0) return;
+  remove_quietly(layout_path(save));
+  remove_quietly(weights_path(save));
 }
 
 void commit_export(strata_ckpt_save& save) {
   try {
-    check_marks(save);
-    sync_path(weights_path(save));
+    finish_weights(save);
     rename_new(weights_path(save), save.committed);
   } catch (...) {
     remove_tree(save.partial);

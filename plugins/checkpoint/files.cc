@@ -13,23 +13,12 @@
 #include <memory>
 
 #include "error.h"
+#include "io/fd.h"
 
 namespace strata::checkpoint {
 namespace {
 
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
+using io::Fd;
 
 uint64_t free_bytes(const std::string& directory) {
   struct statvfs s {};
@@ -120,12 +109,15 @@ std::string read_text_file(const std::string& path) {
 
 void write_text_file(const std::string& directory, const std::string& name, const std::string& text) {
   const std::string temporary = directory + "/." + name + ".tmp";
-  {
+  try {
     Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (fd.get() < 0) raise_errno(errno, "create", temporary);
     const ssize_t n = ::write(fd.get(), text.data(), text.size());
     if (n != static_cast<ssize_t>(text.size())) raise_errno(n < 0 ? errno : ENOSPC, "write", temporary);
     if (::fsync(fd.get()) != 0) raise_errno(errno, "sync", temporary);
+  } catch (...) {
+    remove_quietly(temporary);
+    throw;
   }
   rename_over(temporary, directory + "/" + name);
   sync_path(directory);

@@ -78,13 +78,14 @@ Description gather(const strata_ckpt_save& save) {
     add_ownership(d, inspect(save, rank, &file.bytes));
     d.files.push_back(file);
   }
-  d.check_owned(STRATA_FAILED_PRECONDITION, "commit '" + d.tag + "'");
+  d.check_owned(STRATA_FAILED_PRECONDITION, "'" + d.tag + "'");
   return d;
 }
 
 void remove_strangers(const strata_ckpt_save& save, const Description& d) {
   std::set<std::string> expected;
   for (const RankFile& f : d.files) expected.insert(f.file);
+  if (save.has_weights) expected.insert(kWeightsFile);
   for (const std::string& name : list_directory(save.partial)) {
     if (!expected.count(name)) remove_quietly(save.partial + "/" + name);
   }
@@ -146,14 +147,14 @@ void write_index(const strata_ckpt_save& save, const Description& d) {
 }  // namespace
 
 void raise_missing(const strata_ckpt_save& save, int32_t rank, const std::string& path) {
-  raise(STRATA_FAILED_PRECONDITION, "commit '", save.description.tag, "': rank ", rank, "'s file ", path,
+  raise(STRATA_FAILED_PRECONDITION, "'", save.description.tag, "': rank ", rank, "'s file ", path,
         " is missing; do all ranks write to the same directory?");
 }
 
 void check_same_save(const strata_ckpt_save& save, int32_t rank, const std::string& path, const Description& found) {
   const Description& mine = save.description;
   if (found.fingerprint != mine.fingerprint || found.rank != rank || found.segments.size() != mine.segments.size()) {
-    raise(STRATA_FAILED_PRECONDITION, "commit '", mine.tag, "': ", path, " belongs to another save (fingerprint ",
+    raise(STRATA_FAILED_PRECONDITION, "'", mine.tag, "': ", path, " belongs to another save (fingerprint ",
           found.fingerprint, ", rank ", found.rank, "; expected ", mine.fingerprint, ", rank ", rank,
           "); did the ranks give different params, meta or tags?");
   }
@@ -171,6 +172,7 @@ void add_ownership(Description& whole, const Description& of_rank) {
 void commit_checkpoint(strata_ckpt_save& save) {
   try {
     const Description d = gather(save);
+    if (save.has_weights) finish_weights(save);
     remove_strangers(save, d);
     write_index(save, d);
     // Announced before it exists: a reader that comes after a kill between the two renames below finds the newer

@@ -16,8 +16,8 @@ constexpr uint64_t kReadBytes = 4 * kHashBlock;  // one read
 std::string read_tag(const std::string& path) {
   const std::string text = read_text_file(path);
   const std::string tag = text.substr(0, text.find('\n'));
-  if (tag.empty() || tag.size() > 200 || tag[0] == '.' || tag.find('/') != std::string::npos) {
-    raise(STRATA_DATA_LOSS, path, ": does not hold a tag");
+  if (const std::string why = why_not_a_name(tag); !why.empty()) {
+    raise(STRATA_DATA_LOSS, path, ": does not hold a tag: '", tag, "' ", why);
   }
   return tag;
 }

@@ -17,6 +17,7 @@ constexpr DType kDTypes[] = {{STRATA_F32, "F32", 4}, {STRATA_BF16, "BF16", 2}, {
 constexpr uint64_t kMostElements = uint64_t{1} << 59;  // so that bytes stay below 2^63
 constexpr uint64_t kOwnedUnit = 2048;
 constexpr int32_t kMostDims = 32;  // HDF5's limit
+constexpr char kWeightsEnding[] = ".weights.h5";
 
 template <class T>
 const T& element(const T* items, uint64_t stride, uint64_t k) {
@@ -24,13 +25,13 @@ const T& element(const T* items, uint64_t stride, uint64_t k) {
 }
 
 std::string required(const char* text, const char* what) {
-  if (!text) raise(STRATA_INVALID_ARGUMENT, "save: ", what, " is NULL");
+  if (!text) raise(STRATA_INVALID_ARGUMENT, what, " is NULL");
   return text;
 }
 
 Segment copy_segment(const strata_ckpt_segment& in) {
   if (!STRATA_HAS(&in, strata_ckpt_segment, array_stride)) {
-    raise(STRATA_INVALID_ARGUMENT, "save: a segment's struct_size is ", in.struct_size, ", too short for this ABI");
+    raise(STRATA_INVALID_ARGUMENT, "a segment's struct_size is ", in.struct_size, ", too short for this ABI");
   }
   Segment out;
   out.name = required(in.name, "a segment's name");
@@ -47,14 +48,14 @@ Segment copy_segment(const strata_ckpt_segment& in) {
 
 Param copy_param(const strata_ckpt_param& in) {
   if (!STRATA_HAS(&in, strata_ckpt_param, alias_of)) {
-    raise(STRATA_INVALID_ARGUMENT, "save: a param's struct_size is ", in.struct_size, ", too short for this ABI");
+    raise(STRATA_INVALID_ARGUMENT, "a param's struct_size is ", in.struct_size, ", too short for this ABI");
   }
   Param out;
   out.name = required(in.name, "a param's name");
   out.path = escape_path(out.name);
   out.dtype = in.dtype;
   if (in.ndim < 0 || in.ndim > kMostDims || (in.ndim > 0 && !in.shape)) {
-    raise(STRATA_INVALID_ARGUMENT, "save: param '", out.name, "' has ", in.ndim, " dimensions; 0 to ", kMostDims);
+    raise(STRATA_INVALID_ARGUMENT, "param '", out.name, "' has ", in.ndim, " dimensions; 0 to ", kMostDims);
   }
   if (in.ndim > 0) out.shape.assign(in.shape, in.shape + in.ndim);
   out.is_alias = in.alias_of != nullptr;
@@ -69,7 +70,7 @@ Param copy_param(const strata_ckpt_param& in) {
 
 Meta copy_meta(const strata_option& in) {
   if (!STRATA_HAS(&in, strata_option, s)) {
-    raise(STRATA_INVALID_ARGUMENT, "save: a meta value's struct_size is ", in.struct_size, ", too short for this ABI");
+    raise(STRATA_INVALID_ARGUMENT, "a meta value's struct_size is ", in.struct_size, ", too short for this ABI");
   }
   Meta out;
   out.key = required(in.key, "a meta key");
@@ -86,7 +87,7 @@ Meta copy_meta(const strata_option& in) {
       out.s = required(in.s, "a meta string");
       break;
     default:
-      raise(STRATA_INVALID_ARGUMENT, "save: meta '", out.key, "' has the unknown type ", in.type);
+      raise(STRATA_INVALID_ARGUMENT, "meta '", out.key, "' has the unknown type ", in.type);
   }
   return out;
 }
@@ -258,11 +259,14 @@ std::vector<std::vector<size_t>> Description::owners_in_order() const {
 
 Description from_args(const strata_ckpt_save_args& args) {
   if (!STRATA_HAS(&args, strata_ckpt_save_args, read_ctx)) {
-    raise(STRATA_INVALID_ARGUMENT, "save: args.struct_size is ", args.struct_size, ", too short for this ABI");
+    raise(STRATA_INVALID_ARGUMENT, "args.struct_size is ", args.struct_size, ", too short for this ABI");
   }
-  if (!args.root || !*args.root) raise(STRATA_INVALID_ARGUMENT, "save: root is missing");
-  if (!args.read) raise(STRATA_INVALID_ARGUMENT, "save: the read callback is NULL");
-  check_tag(args.tag);
+  if (!args.root || !*args.root) raise(STRATA_INVALID_ARGUMENT, "root is missing");
+  if (!args.read) raise(STRATA_INVALID_ARGUMENT, "the read callback is NULL");
+  const std::string name = args.tag ? args.tag : "";
+  if (const std::string why = why_not_a_name(name); !why.empty()) {
+    raise(STRATA_INVALID_ARGUMENT, "name '", name, "' ", why);
+  }
   Description d;
   d.tag = args.tag;
   d.rank = args.rank;
@@ -277,18 +281,29 @@ Description from_args(const strata_ckpt_save_args& args) {
     d.meta.push_back(copy_meta(element(args.meta, args.meta_stride, k)));
   }
   resolve_paths(d);
-  d.check(STRATA_INVALID_ARGUMENT, join("save '", d.tag, "' on rank ", d.rank));
+  d.check(STRATA_INVALID_ARGUMENT, join("'", d.tag, "' on rank ", d.rank));
   d.fingerprint = fingerprint(d);
   return d;
 }
 
+std::string why_not_a_name(const std::string& name) {
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
+  if (name.empty() || name.size() > 200) return join("has ", name.size(), " bytes, 1 to 200 are allowed");
+  if (name[0] == '.') return "begins with a dot, as the files of a save in progress do";
+  if (name.find('/') != std::string::npos) return "has a '/', it must be one path component";
+  if (std::all_of(name.begin(), name.end(), is_space)) return "is blank";
+  if (is_space(name.front()) || is_space(name.back())) return "begins or ends with white space";
+  if (std::any_of(name.begin(), name.end(), is_control)) return "has a control character";
+  if (name == "latest") return "is the name of the file that names the newest checkpoint";
+  return "";
+}
+
 void check_tag(const char* tag) {
   const std::string t = tag ? tag : "";
-  if (t.empty() || t.size() > 200 || t[0] == '.' || t.find('/') != std::string::npos || t == "latest" ||
-      t.find('\n') != std::string::npos) {
-    raise(STRATA_INVALID_ARGUMENT, "tag '", t,
-          "': must be one path component of 1 to 200 bytes that does not begin with a dot and is not 'latest'");
-  }
+  std::string why = why_not_a_name(t);
+  if (why.empty() && t.ends_with(kWeightsEnding)) why = join("ends with '", kWeightsEnding, "', as weight files do");
+  if (!why.empty()) raise(STRATA_INVALID_ARGUMENT, "tag '", t, "' ", why);
 }
 
 std::string rank_file_name(int32_t rank) {

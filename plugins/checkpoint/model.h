@@ -97,6 +97,8 @@ constexpr uint64_t kHashBlock = uint64_t{1} << 20;  // bytes under one hash
 // Copies and checks a save's arguments; paths and fingerprint are filled, files is empty, owned has this rank's entry.
 Description from_args(const strata_ckpt_save_args& args);
 // Raises INVALID_ARGUMENT unless `tag` is one path component of 1 to 200 bytes, not hidden and not reserved.
+// Why `name` cannot name a checkpoint or a weight file, as the end of a sentence; "" when it can.
+std::string why_not_a_name(const std::string& name);
 void check_tag(const char* tag);
 std::string rank_file_name(int32_t rank);
 

@@ -37,7 +37,7 @@ void make_partial(strata_ckpt_save& save, const std::string& temporary) {
       save.lock.take(temporary, true);
       return;
     } catch (const Error& e) {
-      if (e.code != STRATA_NOT_FOUND || attempt == 100) throw;
+      if (e.code() != STRATA_NOT_FOUND || attempt == 100) throw;
     }
   }
 }
@@ -136,8 +136,9 @@ void warn_if_not_direct(strata_ckpt& self, const std::string& path, const io::Di
 }
 
 void remove_own(strata_ckpt_save& save) {
-  if (save.exporting && save.description.rank == 0) return remove_tree(save.partial);
+  if (!save.has_rank_files && save.description.rank == 0) return remove_tree(save.partial);
   if (!save.file.empty()) remove_quietly(save.file);
+  if (save.has_weights) remove_own_weights(save);
   remove_quietly(save.partial);  // only when it is empty now
 }
 
@@ -146,6 +147,7 @@ void write_rank_file(strata_ckpt& self, const strata_ckpt_save_args& args, strat
   if (exists(save.committed)) raise(STRATA_ALREADY_EXISTS, save.committed, ": this tag is committed already");
   const std::string name = rank_file_name(d.rank);
   const std::string temporary = save.partial + "/." + name;
+  save.has_rank_files = true;
   save.file = save.partial + "/" + name;
   make_partial(save, temporary);
   try {

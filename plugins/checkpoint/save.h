@@ -1,8 +1,8 @@
 // save.h - a save in progress, and what the phases of a save share.
 //
 // save.cc: a rank writes its own file. index.cc: rank 0 makes the checkpoint out of all of them. export.cc: the same
-// two phases for the one weight file. The order of file system calls is the commit protocol of
-// docs/checkpoint_format.md: nothing incomplete ever has a final name.
+// two phases for the one weight file, which is either a part of the checkpoint or all there is. The order of file
+// system calls is the commit protocol of docs/checkpoint_format.md: nothing incomplete ever has a final name.
 #pragma once
 
 #include <atomic>
@@ -26,12 +26,13 @@ struct strata_ckpt {
 // Between a successful write (or export phase) and commit or abandon.
 struct strata_ckpt_save {
   strata::checkpoint::Description description;
-  bool exporting = false;
+  bool has_rank_files = false;  // false: the one weight file alone
+  bool has_weights = false;     // a weight file, alone or as part of the checkpoint
   std::string root;
   std::string partial;    // directory of the save in progress
   std::string committed;  // what it becomes: a directory, or the weight file
-  std::string file;       // what this rank made, removed by abandon
-  strata::checkpoint::WriterLock lock;
+  std::string file;       // this rank's file
+  strata::checkpoint::WriterLock lock, weights_lock;
 };
 
 namespace strata::checkpoint {
@@ -57,5 +58,10 @@ void add_ownership(Description& whole, const Description& of_rank);
 void export_layout(strata_ckpt& self, strata_ckpt_save& save);
 void export_data(strata_ckpt& self, const strata_ckpt_save_args& args, strata_ckpt_save& save);
 void commit_export(strata_ckpt_save& save);
+// Of a weight file that is part of a checkpoint: rank 0 makes sure that it is complete.
+void finish_weights(const strata_ckpt_save& save);
+inline constexpr char kWeightsFile[] = "weights.h5";  // in the partial directory, and in the checkpoint
+// What this rank left beside the weight file, and on rank 0 the file itself.
+void remove_own_weights(const strata_ckpt_save& save);
 
 }  // namespace strata::checkpoint

@@ -21,9 +21,16 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "collective_kit/post.h"
+#include "io/fd.h"
+#include "plugin_kit/deadline.h"
+#include "plugin_kit/error.h"
 
 namespace comm_local {
+
+using strata::io::Fd;
+using strata::plugin_kit::Deadline;
+using strata::plugin_kit::Error;
 
 constexpr int kMaxRanks = 64;
 
@@ -35,18 +42,9 @@ struct Place {
   uint64_t offset = 0;
 };
 
-// What a rank is about to do in its call number `call`; equal on all ranks but for the places and the label.
-struct Post {
-  uint64_t call;
-  uint64_t tag;
-  uint64_t bytes;
-  uint64_t items;
-  uint64_t digest;  // of counts and dtypes of all items
-  int32_t op;
-  int32_t root;
+struct Post : strata::collective_kit::Post {
   Place table;    // the items, in the rank's own shared memory
   Place scratch;  // all_reduce only
-  char label[96];
 };
 
 struct alignas(64) SharedSeat {

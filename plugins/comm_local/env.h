@@ -7,10 +7,12 @@
 
 #include <string>
 
-#include "error.h"
+#include "plugin_kit/error.h"
 #include "strata/host.h"
 
 namespace comm_local {
+
+using strata::plugin_kit::Error;
 
 struct Identity {
   int rank = 0;

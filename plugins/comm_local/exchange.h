@@ -17,23 +17,20 @@
 #include <vector>
 
 #include "board.h"
+#include "collective_kit/call.h"
 #include "memory.h"
+#include "plugin_kit/plugin_kit.h"
 #include "rank_sum/rank_sum.h"
 #include "strata/iface/collective.h"
 
 namespace comm_local {
 
-using strata::rank_sum::copy;
-using strata::rank_sum::dtype_name;
-using strata::rank_sum::is_float;
+using strata::collective_kit::Item;
+using strata::collective_kit::Op;
 using strata::rank_sum::Isa;
-using strata::rank_sum::size_of;
-using strata::rank_sum::sum;
 
 // Scratch of all_reduce per rank: two halves, small enough to stay in the cache.
 constexpr uint64_t kScratchBytes = 2u << 20;
-
-enum class Op : int32_t { kAllGather = 1, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
 
 class Exchange {
  public:
@@ -42,18 +39,8 @@ class Exchange {
   Error run(Op op, const strata_coll_args& args, const Deadline& deadline);
 
  private:
-  struct Item {
-    const char* in;
-    char* out;
-    uint64_t count;
-    strata_dtype in_dtype;
-    strata_dtype out_dtype;
-  };
   // What others need to know of an item; an array of these is a rank's table.
-  struct Posted {
-    uint64_t count;
-    strata_dtype in_dtype;
-    strata_dtype out_dtype;
+  struct Posted : strata::collective_kit::Shape {
     Place in;
   };
   // A part of an item that one round of all_reduce handles: rank r reduces elements begin + r * slice onward.
@@ -65,10 +52,8 @@ class Exchange {
     uint64_t scratch;  // byte offset of the slice in each rank's scratch half
   };
 
-  Error prepare(const strata_coll_args& args);
-  Error read_item(const strata_coll_item& given, uint64_t index);
-  Error check_item(const Item& item, uint64_t index) const;
-  Error check_overlap(const Item& item, const std::string& name) const;
+  Error prepare(Op op, const strata_coll_args& args);
+  Error move(const Deadline& deadline);
   Error ensure_shared(uint64_t bytes, void** base, uint64_t* have);
   Error post(const strata_coll_args& args);
   Error compare();
@@ -86,27 +71,21 @@ class Exchange {
   void copy_all(void* out, const void* in, uint64_t bytes) const;
   void sum_all(const void* const* in, strata_dtype in_dtype, void* out, strata_dtype out_dtype, uint64_t count,
                bool stream) const;
-  const char* source(int rank, size_t item) const { return sources_[static_cast<size_t>(rank) * items_.size() + item]; }
-  uint64_t in_elements(uint64_t count) const;
-  uint64_t out_elements(uint64_t count) const;
-  bool reads_input_of(int rank) const;
-  const Post& post_of(int rank) const { return board_->seat(rank).posts[call_ % 2]; }
+  const char* source(int rank, size_t item) const {
+    return sources_[static_cast<size_t>(rank) * call_.items.size() + item];
+  }
+  const Post& post_of(int rank) const { return board_->seat(rank).posts[call_.number % 2]; }
 
   Board* board_;
   Memory* memory_;
-  const strata_executor_api* executor_ = nullptr;
-  void* executor_ctx_ = nullptr;
+  const strata_executor_api* executor_;
+  void* executor_ctx_;
   const Isa isa_;
   const int rank_;
   const int world_;
 
-  // The call being run.
-  uint64_t call_ = 0;
-  Op op_ = Op::kBarrier;
-  int root_ = 0;
+  strata::collective_kit::Call call_;  // the one being run
   bool stream_ = false;
-  std::string what_;
-  std::vector<Item> items_;
   std::vector<const char*> sources_;  // [rank][item], NULL where nothing is read
   std::vector<const char*> scratches_;
 

@@ -3,9 +3,13 @@
 #include <algorithm>
 
 #include "exchange.h"
+#include "plugin_kit/dtypes.h"
+#include "plugin_kit/parallel.h"
 
 namespace comm_local {
 namespace {
+
+using strata::plugin_kit::for_parts;
 
 // Work for several threads is cut at these fixed places.
 constexpr uint64_t kCopyPart = 512u << 10;
@@ -13,65 +17,68 @@ constexpr uint64_t kSumPart = 64u << 10;  // elements
 constexpr uint64_t kScratchHalf = kScratchBytes / 2;
 constexpr uint64_t kSliceUnit = 32;  // elements: every slice of scratch starts on a cache line
 
-// Calls fn(begin, n) for the parts of [0, total), on the executor where there are several parts and threads.
-template <class Fn>
-void for_parts(const strata_executor_api* executor, void* ctx, uint64_t total, uint64_t part, const Fn& fn) {
-  if (!executor || total <= part || executor->threads(ctx) <= 1) {
-    fn(uint64_t{0}, total);
-    return;
-  }
-  struct Job {
-    const Fn& fn;
-    uint64_t total, part;
-  } job = {fn, total, part};
-  executor->parallel_for(
-      ctx, (total + part - 1) / part,
-      [](void* arg, uint64_t i) {
-        const Job& j = *static_cast<const Job*>(arg);
-        j.fn(i * j.part, std::min(j.part, j.total - i * j.part));
-      },
-      &job);
-}
-
 }  // namespace
 
 // ---- moving ----
 
+Error Exchange::move(const Deadline& deadline) {
+  switch (call_.op) {
+    case Op::kAllGather:
+      all_gather();
+      break;
+    case Op::kReduceScatter:
+      reduce_scatter();
+      break;
+    case Op::kAllReduce:
+      return all_reduce(deadline);
+    case Op::kBroadcast:
+      broadcast();
+      break;
+    case Op::kAllToAll:
+      all_to_all();
+      break;
+    case Op::kOpen:
+    case Op::kBarrier:
+      break;
+  }
+  return {};
+}
+
 void Exchange::all_gather() {
-  for (size_t k = 0; k < items_.size(); ++k) {
-    const uint64_t slice = items_[k].count * size_of(items_[k].in_dtype);
+  for (size_t k = 0; k < call_.items.size(); ++k) {
+    const uint64_t slice = call_.items[k].count * call_.items[k].in_size;
     // Starting behind ourselves, so that ranks do not all read the same rank's memory at once.
     for (int i = 0; i < world_; ++i) {
       const int from = (rank_ + 1 + i) % world_;
-      copy_all(items_[k].out + static_cast<uint64_t>(from) * slice, source(from, k), slice);
+      copy_all(call_.items[k].out + static_cast<uint64_t>(from) * slice, source(from, k), slice);
     }
   }
 }
 
 void Exchange::reduce_scatter() {
   const void* in[kMaxRanks];
-  for (size_t k = 0; k < items_.size(); ++k) {
-    const Item& item = items_[k];
+  for (size_t k = 0; k < call_.items.size(); ++k) {
+    const Item& item = call_.items[k];
     if (item.count == 0) continue;
-    const uint64_t own = static_cast<uint64_t>(rank_) * item.count * size_of(item.in_dtype);
+    const uint64_t own = static_cast<uint64_t>(rank_) * item.count * item.in_size;
     for (int r = 0; r < world_; ++r) in[r] = source(r, k) + own;
     sum_all(in, item.in_dtype, item.out, item.out_dtype, item.count, stream_);
   }
 }
 
 void Exchange::broadcast() {
-  for (size_t k = 0; k < items_.size(); ++k) {
-    copy_all(items_[k].out, source(root_, k), items_[k].count * size_of(items_[k].in_dtype));
+  for (size_t k = 0; k < call_.items.size(); ++k) {
+    copy_all(call_.items[k].out, source(call_.root, k), call_.items[k].count * call_.items[k].in_size);
   }
 }
 
 void Exchange::all_to_all() {
-  for (size_t k = 0; k < items_.size(); ++k) {
-    if (items_[k].count == 0) continue;
-    const uint64_t slice = items_[k].count * size_of(items_[k].in_dtype);
+  for (size_t k = 0; k < call_.items.size(); ++k) {
+    if (call_.items[k].count == 0) continue;
+    const uint64_t slice = call_.items[k].count * call_.items[k].in_size;
     for (int i = 0; i < world_; ++i) {
       const int from = (rank_ + 1 + i) % world_;
-      copy_all(items_[k].out + static_cast<uint64_t>(from) * slice,
+      copy_all(call_.items[k].out + static_cast<uint64_t>(from) * slice,
                source(from, k) + static_cast<uint64_t>(rank_) * slice, slice);
     }
   }
@@ -89,7 +96,7 @@ Error Exchange::all_reduce(const Deadline& deadline) {
   uint64_t half = 0;
   auto run_round = [&]() -> Error {
     reduce_round(round, static_cast<char*>(scratch_) + half * kScratchHalf);
-    if (Error e = board_->sync(what_, deadline); !e.ok()) return e;
+    if (Error e = board_->sync(call_.what, deadline); !e.ok()) return e;
     gather_round(round, half * kScratchHalf);
     half ^= 1;
     used = 0;
@@ -97,15 +104,15 @@ Error Exchange::all_reduce(const Deadline& deadline) {
     return {};
   };
   const uint64_t world = static_cast<uint64_t>(world_);
-  for (size_t k = 0; k < items_.size(); ++k) {
-    const uint64_t size = size_of(items_[k].out_dtype);
-    for (uint64_t begin = 0; begin < items_[k].count;) {
+  for (size_t k = 0; k < call_.items.size(); ++k) {
+    const uint64_t size = call_.items[k].out_size;
+    for (uint64_t begin = 0; begin < call_.items[k].count;) {
       const uint64_t room = (kScratchHalf - used) / size / kSliceUnit * kSliceUnit;
       if (room == 0) {
         if (Error e = run_round(); !e.ok()) return e;
         continue;
       }
-      const uint64_t count = std::min(items_[k].count - begin, room * world);
+      const uint64_t count = std::min(call_.items[k].count - begin, room * world);
       const uint64_t slice = ((count + world - 1) / world + kSliceUnit - 1) / kSliceUnit * kSliceUnit;
       round.push_back({k, begin, count, slice, used});
       used += (slice * size + 63) / 64 * 64;
@@ -118,19 +125,19 @@ Error Exchange::all_reduce(const Deadline& deadline) {
 void Exchange::reduce_round(const std::vector<Piece>& round, char* scratch) {
   const void* in[kMaxRanks];
   for (const Piece& piece : round) {
-    const Item& item = items_[piece.item];
+    const Item& item = call_.items[piece.item];
     const uint64_t first = std::min(piece.count, static_cast<uint64_t>(rank_) * piece.slice);
     const uint64_t count = std::min(piece.count - first, piece.slice);
     if (count == 0) continue;
-    for (int r = 0; r < world_; ++r) in[r] = source(r, piece.item) + (piece.begin + first) * size_of(item.in_dtype);
+    for (int r = 0; r < world_; ++r) in[r] = source(r, piece.item) + (piece.begin + first) * item.in_size;
     sum_all(in, item.in_dtype, scratch + piece.scratch, item.out_dtype, count, false);
   }
 }
 
 void Exchange::gather_round(const std::vector<Piece>& round, uint64_t half_offset) {
   for (const Piece& piece : round) {
-    const Item& item = items_[piece.item];
-    const uint64_t size = size_of(item.out_dtype);
+    const Item& item = call_.items[piece.item];
+    const uint64_t size = item.out_size;
     for (int r = 0; r < world_; ++r) {
       const uint64_t first = std::min(piece.count, static_cast<uint64_t>(r) * piece.slice);
       const uint64_t count = std::min(piece.count - first, piece.slice);
@@ -145,16 +152,18 @@ void Exchange::gather_round(const std::vector<Piece>& round, uint64_t half_offse
 void Exchange::copy_all(void* out, const void* in, uint64_t bytes) const {
   if (out == in || bytes == 0) return;  // in place
   for_parts(executor_, executor_ctx_, bytes, kCopyPart, [&](uint64_t begin, uint64_t n) {
-    copy(static_cast<char*>(out) + begin, static_cast<const char*>(in) + begin, n, stream_);
+    strata::rank_sum::copy(static_cast<char*>(out) + begin, static_cast<const char*>(in) + begin, n, stream_);
   });
 }
 
 void Exchange::sum_all(const void* const* in, strata_dtype in_dtype, void* out, strata_dtype out_dtype, uint64_t count,
                        bool stream) const {
+  const uint64_t in_size = strata::plugin_kit::size_of(in_dtype), out_size = strata::plugin_kit::size_of(out_dtype);
   for_parts(executor_, executor_ctx_, count, kSumPart, [&](uint64_t begin, uint64_t n) {
     const void* from[kMaxRanks];
-    for (int r = 0; r < world_; ++r) from[r] = static_cast<const char*>(in[r]) + begin * size_of(in_dtype);
-    sum(isa_, from, world_, in_dtype, static_cast<char*>(out) + begin * size_of(out_dtype), out_dtype, n, stream);
+    for (int r = 0; r < world_; ++r) from[r] = static_cast<const char*>(in[r]) + begin * in_size;
+    strata::rank_sum::sum(isa_, from, world_, in_dtype, static_cast<char*>(out) + begin * out_size, out_dtype, n,
+                          stream);
   });
 }
 

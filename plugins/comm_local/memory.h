@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "board.h"
-#include "error.h"
+#include "mapping.h"
 
 namespace comm_local {
 

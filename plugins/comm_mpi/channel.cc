@@ -6,14 +6,12 @@
 #include <thread>
 
 #include "process.h"
-#include "rank_sum/rank_sum.h"
 
 namespace comm_mpi {
 namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using strata::rank_sum::dtype_name;
 
 constexpr int kTag = 1;
 
@@ -45,42 +43,18 @@ void copy_text(const std::string& from, char* to, size_t size) {
   to[length] = 0;
 }
 
-std::string describe(const Post& post) {
-  std::string text =
-      std::string(op_name(post.op)) + " \"" + post.label + "\" (" + std::to_string(post.bytes) + " bytes";
-  if (post.items != 1) text += " in " + std::to_string(post.items) + " items";
-  text += ", tag " + std::to_string(post.tag);
-  if (post.op == static_cast<int32_t>(Op::kBroadcast)) text += ", root " + std::to_string(post.root);
-  return text + ")";
-}
-
-bool same(const Post& a, const Post& b) {
-  return a.call == b.call && a.op == b.op && a.tag == b.tag && a.bytes == b.bytes && a.items == b.items &&
-         a.root == b.root && a.digest == b.digest;
-}
-
 std::string difference(const Post& a, int rank_a, const Post& b, int rank_b) {
-  std::string text = "call " + std::to_string(a.call) + ": rank " + std::to_string(rank_a) + " is in " + describe(a) +
-                     ", rank " + std::to_string(rank_b) + " in " + describe(b);
-  if (a.op != b.op || a.items != b.items) return text;
-  auto words = [](const Post::Item& p) {
-    return std::to_string(p.count) + " x " + dtype_name(p.in_dtype) + " to " + dtype_name(p.out_dtype);
-  };
+  const std::string text = strata::collective_kit::difference(a, rank_a, b, rank_b);
+  if (!differ_in_items(a, b)) return text;
   for (uint64_t k = 0; k < std::min(a.items, Post::kItemsShown); ++k) {
-    const std::string one = words(a.shown[k]), other = words(b.shown[k]);
-    if (one != other) return text + "; item " + std::to_string(k) + " is " + one + " there and " + other + " here";
+    const std::string item = strata::collective_kit::difference(k, a.shown[k], b.shown[k]);
+    if (!item.empty()) return text + item;
   }
-  if (a.digest != b.digest) text += "; an item after the first " + std::to_string(Post::kItemsShown) + " differs";
-  return text;
+  if (a.digest == b.digest) return text;
+  return text + "; an item after the first " + std::to_string(Post::kItemsShown) + " differs";
 }
 
 }  // namespace
-
-const char* op_name(int32_t op) {
-  static const char* const names[] = {"open",      "all_gather", "reduce_scatter", "all_reduce",
-                                      "broadcast", "all_to_all", "barrier"};
-  return names[op >= 0 && op <= 6 ? op : 0];
-}
 
 Channel::Channel(const Group& group)
     : comm_(group.control),
@@ -136,7 +110,7 @@ void Channel::take(int from, const Message& message) {
   if (message.kind == Message::kPost) {
     peer.posts[message.post.call % 2] = message.post;
     peer.posted = message.post.call + 1;
-    if (message.post.op == static_cast<int32_t>(Op::kOpen)) peer.node = message.text;
+    if (message.post.op == Op::kOpen) peer.node = message.text;
   } else if (message.kind == Message::kFail) {
     adopt({message.code, message.text}, message.done);
   } else {

@@ -22,32 +22,16 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "collective_kit/post.h"
 #include "group.h"
 
 namespace comm_mpi {
 
-enum class Op : int32_t { kOpen = 0, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
-const char* op_name(int32_t op);
+using strata::collective_kit::Op;
 
-// What a rank is about to do in its call number `call`; equal on all ranks but for the label.
-struct Post {
-  struct Item {
-    uint64_t count;
-    int32_t in_dtype;
-    int32_t out_dtype;
-  };
+struct Post : strata::collective_kit::Post {
   static constexpr uint64_t kItemsShown = 16;
-
-  uint64_t call;
-  uint64_t tag;
-  uint64_t bytes;
-  uint64_t items;
-  uint64_t digest;  // of counts and dtypes of all items
-  int32_t op;
-  int32_t root;
-  char label[96];
-  Item shown[kItemsShown];  // the first items, for the text of a difference
+  strata::collective_kit::Shape shown[kItemsShown];  // the first items, for the text of a difference
 };
 
 // Small enough to be sent eagerly by every transport: a sender never waits for a receiver.

@@ -19,10 +19,13 @@
 #include <vector>
 
 #include "channel.h"
+#include "collective_kit/call.h"
 #include "rank_sum/rank_sum.h"
 #include "strata/iface/collective.h"
 
 namespace comm_mpi {
+
+using strata::collective_kit::Item;
 
 class Exchange {
  public:
@@ -33,15 +36,6 @@ class Exchange {
   bool in_flight() const { return in_flight_; }
 
  private:
-  struct Item {
-    const char* in;
-    char* out;
-    uint64_t count;
-    strata_dtype in_dtype;
-    strata_dtype out_dtype;
-    uint64_t in_size;
-    uint64_t out_size;
-  };
   // Elements of an item that one round of a sum handles: the slice of each rank that part() tells. `slot` is the byte
   // offset of our slice in every sender's part of the receive buffer.
   struct Piece {
@@ -54,14 +48,6 @@ class Exchange {
     uint64_t begin;
     uint64_t count;
   };
-
-  Error prepare(const strata_coll_args& args, Post* post);
-  Error read_item(const strata_coll_item& given, uint64_t index);
-  Error check_item(const Item& item, uint64_t index) const;
-  Error check_overlap(const Item& item, const std::string& name) const;
-  void describe(const strata_coll_args& args, Post* post) const;
-  uint64_t in_elements(uint64_t count) const;
-  uint64_t out_elements(uint64_t count) const;
 
   Error move(const Deadline& deadline);
   Error move_item(const Item& item, const Deadline& deadline);
@@ -87,12 +73,7 @@ class Exchange {
   char* buffer_ = nullptr;     // world - 1 slots, made by the first sum
   bool in_flight_ = false;
 
-  // The call being run.
-  uint64_t call_ = 0;
-  Op op_ = Op::kBarrier;
-  int root_ = 0;
-  std::string what_;
-  std::vector<Item> items_;
+  strata::collective_kit::Call call_;  // the one being run
   std::vector<MPI_Request> requests_;
   int start_code_ = MPI_SUCCESS;  // of the first send or receive that could not be started
 };

@@ -5,6 +5,7 @@
 
 #include "exchange.h"
 #include "host_memory/host_memory.h"
+#include "plugin_kit/parallel.h"
 
 namespace comm_mpi {
 namespace {
@@ -42,39 +43,19 @@ class Bytes {
   MPI_Datatype type = MPI_BYTE;
 };
 
-// Calls fn(begin, n) for parts of [0, count) on all threads of the rank; in place when there is one part.
-template <class Fn>
-void for_parts(const strata_executor_api* executor, void* ctx, uint64_t count, uint64_t part, const Fn& fn) {
-  if (!executor || count <= part) {
-    fn(uint64_t{0}, count);
-    return;
-  }
-  struct Work {
-    const Fn& fn;
-    uint64_t count, part;
-  } work = {fn, count, part};
-  executor->parallel_for(
-      ctx, (count + part - 1) / part,
-      [](void* arg, uint64_t i) {
-        const Work& w = *static_cast<Work*>(arg);
-        w.fn(i * w.part, std::min(w.part, w.count - i * w.part));
-      },
-      &work);
-}
-
 }  // namespace
 
 Error Exchange::move(const Deadline& deadline) {
-  if (op_ == Op::kReduceScatter || op_ == Op::kAllReduce) return sums(deadline);
-  for (const Item& item : items_) {
+  if (call_.sums()) return sums(deadline);
+  for (const Item& item : call_.items) {
     if (item.count == 0) continue;
     if (Error e = move_item(item, deadline); !e.ok()) return e;
     if (requests_.size() < kRequestsAtOnce) continue;
     if (Error e = finish(deadline); !e.ok()) return e;
   }
   if (Error e = finish(deadline); !e.ok()) return e;
-  if (op_ != Op::kBroadcast || rank_ != root_) return {};
-  for (const Item& item : items_) {
+  if (call_.op != Op::kBroadcast || rank_ != call_.root) return {};
+  for (const Item& item : call_.items) {
     if (item.out != item.in && item.count > 0) std::memcpy(item.out, item.in, item.count * item.in_size);
   }
   return {};
@@ -85,17 +66,17 @@ Error Exchange::move_item(const Item& item, const Deadline& deadline) {
   const Bytes slice(item.count * item.in_size);
   MPI_Request request = MPI_REQUEST_NULL;
   int code = MPI_SUCCESS;
-  if (op_ == Op::kAllGather) {
+  if (call_.op == Op::kAllGather) {
     const bool in_place = item.in == item.out + static_cast<uint64_t>(rank_) * item.count * item.in_size;
     code = MPI_Iallgather(in_place ? MPI_IN_PLACE : item.in, slice.count, slice.type, item.out, slice.count, slice.type,
                           data_, &request);
-  } else if (op_ == Op::kAllToAll) {
+  } else if (call_.op == Op::kAllToAll) {
     code = MPI_Ialltoall(item.in, slice.count, slice.type, item.out, slice.count, slice.type, data_, &request);
   } else {  // a broadcast has one buffer: the root only reads it
-    void* const buffer = rank_ == root_ ? const_cast<char*>(item.in) : item.out;
-    code = MPI_Ibcast(buffer, slice.count, slice.type, root_, data_, &request);
+    void* const buffer = rank_ == call_.root ? const_cast<char*>(item.in) : item.out;
+    code = MPI_Ibcast(buffer, slice.count, slice.type, call_.root, data_, &request);
   }
-  if (Error e = check_mpi(code, what_); !e.ok()) return e;
+  if (Error e = check_mpi(code, call_.what); !e.ok()) return e;
   requests_.push_back(request);
   return slice.type == MPI_BYTE ? Error() : finish(deadline);
 }
@@ -105,7 +86,7 @@ Error Exchange::move_item(const Item& item, const Deadline& deadline) {
 Error Exchange::sums(const Deadline& deadline) {
   if (!buffer_ && world_ > 1) {
     buffer_ = static_cast<char*>(strata::host_memory::allocate(slot_bytes_ * static_cast<uint64_t>(world_ - 1)));
-    if (!buffer_) return {STRATA_RESOURCE_EXHAUSTED, what_ + ": no memory for the receive buffer"};
+    if (!buffer_) return {STRATA_RESOURCE_EXHAUSTED, call_.what + ": no memory for the receive buffer"};
   }
   std::vector<Piece> round;
   uint64_t used = 0;
@@ -115,15 +96,15 @@ Error Exchange::sums(const Deadline& deadline) {
     used = 0;
     return e;
   };
-  for (size_t k = 0; k < items_.size(); ++k) {
-    const Item& item = items_[k];
+  for (size_t k = 0; k < call_.items.size(); ++k) {
+    const Item& item = call_.items[k];
     for (uint64_t begin = 0; begin < item.count;) {
       const uint64_t room = (slot_bytes_ - used) / item.in_size;
       if (room == 0 || round.size() == kPiecesAtOnce) {
         if (Error e = run_round(); !e.ok()) return e;
         continue;
       }
-      const uint64_t most = op_ == Op::kAllReduce ? room * static_cast<uint64_t>(world_) : room;
+      const uint64_t most = call_.op == Op::kAllReduce ? room * static_cast<uint64_t>(world_) : room;
       const Piece piece = {k, begin, std::min(item.count - begin, most), used};
       round.push_back(piece);
       used = std::min(slot_bytes_, used + (part(piece, 0).count * item.in_size + 63) / 64 * 64);
@@ -137,7 +118,7 @@ Error Exchange::sums(const Deadline& deadline) {
 // ranks of an all_reduce.
 Exchange::Part Exchange::part(const Piece& piece, int rank) const {
   const uint64_t r = static_cast<uint64_t>(rank), world = static_cast<uint64_t>(world_);
-  if (op_ == Op::kReduceScatter) return {r * items_[piece.item].count + piece.begin, piece.count};
+  if (call_.op == Op::kReduceScatter) return {r * call_.items[piece.item].count + piece.begin, piece.count};
   const uint64_t slice = (piece.count + world - 1) / world;
   const uint64_t first = std::min(piece.count, r * slice);
   return {piece.begin + first, std::min(piece.count - first, slice)};
@@ -147,14 +128,14 @@ Error Exchange::sum_round(const std::vector<Piece>& round, const Deadline& deadl
   for (const Piece& piece : round) send_inputs(piece);
   if (Error e = finish(deadline); !e.ok()) return e;
   for (const Piece& piece : round) add(piece);
-  if (op_ == Op::kReduceScatter) return {};
+  if (call_.op == Op::kReduceScatter) return {};
   for (const Piece& piece : round) share_results(piece);
   return finish(deadline);
 }
 
 // To each rank its part of our input, from each rank our part of its input.
 void Exchange::send_inputs(const Piece& piece) {
-  const Item& item = items_[piece.item];
+  const Item& item = call_.items[piece.item];
   for (int step = 1; step < world_; ++step) {
     const int to = (rank_ + step) % world_, from = (rank_ + world_ - step) % world_;
     const Part theirs = part(piece, to);
@@ -166,16 +147,16 @@ void Exchange::send_inputs(const Piece& piece) {
 // The result goes straight to the output. Where that is the input too, its elements are no larger, so what is written
 // has been read by then, and every rank has been sent its part.
 void Exchange::add(const Piece& piece) {
-  const Item& item = items_[piece.item];
+  const Item& item = call_.items[piece.item];
   const Part own = part(piece, rank_);
   std::vector<const char*> in;
   for (int r = 0; r < world_; ++r) {
     in.push_back(r == rank_ ? item.in + own.begin * item.in_size : slot(r, piece));
   }
-  char* out = item.out + (op_ == Op::kReduceScatter ? piece.begin : own.begin) * item.out_size;
+  char* out = item.out + (call_.op == Op::kReduceScatter ? piece.begin : own.begin) * item.out_size;
   const bool one_thread = item.out == item.in && item.out_size != item.in_size;
   const uint64_t at_once = one_thread ? own.count : kSumPart;
-  for_parts(executor_, executor_ctx_, own.count, at_once, [&](uint64_t begin, uint64_t n) {
+  strata::plugin_kit::for_parts(executor_, executor_ctx_, own.count, at_once, [&](uint64_t begin, uint64_t n) {
     std::vector<const void*> from;
     for (const char* p : in) from.push_back(p + begin * item.in_size);
     strata::rank_sum::sum(isa_, from.data(), world_, item.in_dtype, out + begin * item.out_size, item.out_dtype, n,
@@ -184,7 +165,7 @@ void Exchange::add(const Piece& piece) {
 }
 
 void Exchange::share_results(const Piece& piece) {
-  const Item& item = items_[piece.item];
+  const Item& item = call_.items[piece.item];
   const Part own = part(piece, rank_);
   for (int step = 1; step < world_; ++step) {
     const int to = (rank_ + step) % world_, from = (rank_ + world_ - step) % world_;
@@ -208,8 +189,8 @@ void Exchange::receive(void* data, uint64_t bytes, int from) {
 }
 
 Error Exchange::finish(const Deadline& deadline) {
-  if (Error e = check_mpi(start_code_, what_); !e.ok()) return e;
-  return channel_->finish(&requests_, what_, deadline);
+  if (Error e = check_mpi(start_code_, call_.what); !e.ok()) return e;
+  return channel_->finish(&requests_, call_.what, deadline);
 }
 
 char* Exchange::slot(int rank, const Piece& piece) const {

@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "error.h"
+#include "process.h"
 #include "strata/host.h"
 
 namespace comm_mpi {

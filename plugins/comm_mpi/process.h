@@ -23,9 +23,16 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "plugin_kit/deadline.h"
+#include "plugin_kit/error.h"
 
 namespace comm_mpi {
+
+using strata::plugin_kit::Deadline;
+using strata::plugin_kit::Error;
+
+// An error when an MPI function did not return MPI_SUCCESS; `what` names the function and what it was for.
+Error check_mpi(int code, const std::string& what);
 
 class Process {
  public:

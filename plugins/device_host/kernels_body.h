@@ -10,10 +10,12 @@
 #pragma once
 
 #include "kernels.h"
-#include "numbers.h"
+#include "numbers/numbers.h"
 
 namespace strata::device_host {
 namespace {
+
+using namespace strata::numbers;
 
 constexpr size_t size_of(strata_dtype dtype) { return dtype == STRATA_F32 ? 4 : 2; }
 

@@ -53,7 +53,7 @@ strata_status collective(strata_comm* self, const char* op, Slot slot, const str
   for (uint64_t k = 0; k < args->item_count; ++k) {
     const char* at = reinterpret_cast<const char*>(args->items) + k * args->item_stride;
     const auto& item = *reinterpret_cast<const strata_coll_item*>(at);
-    bytes += item.count * copies * bytes_per_element(item.out_dtype);
+    bytes += item.count * copies * plugin_kit::size_of(item.out_dtype);
   }
   return self->shim.complete(op, bytes, done, [=](strata_event* event) { return slot(self->inner, args, event); });
 }

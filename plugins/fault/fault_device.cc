@@ -24,8 +24,12 @@ const Interface kDevice = {STRATA_DEVICE,
                             {"stream_create", true, false},
                             {"stream_destroy", false, false},
                             {"stream_wait_host", true, false},
-                            {"stream_wait_stream", true, false},
-                            {"stream_record", true, false}}};
+                            {"stream_record", true, false},
+                            {"marker_create", true, false},
+                            {"marker_destroy", false, false},
+                            {"marker_record", true, false},
+                            {"stream_wait_marker", true, false},
+                            {"marker_wait_host", true, false}}};
 
 namespace {
 
@@ -60,23 +64,23 @@ strata_status STRATA_CALL device_fill(strata_device* self, void* dst, uint8_t va
 strata_status STRATA_CALL device_cast(strata_device* self, void* dst, strata_dtype dst_dtype, const void* src,
                                       strata_dtype src_dtype, uint64_t count, strata_rounding rounding,
                                       const strata_stream* stream) {
-  return self->shim.call("cast", count * bytes_per_element(dst_dtype), [&] {
+  return self->shim.call("cast", count * plugin_kit::size_of(dst_dtype), [&] {
     return self->api->cast(self->inner, dst, dst_dtype, src, src_dtype, count, rounding, stream);
   });
 }
 strata_status STRATA_CALL device_accumulate(strata_device* self, float* dst, const void* src, strata_dtype src_dtype,
                                             uint64_t count, const strata_stream* stream) {
-  return self->shim.call("accumulate", count * bytes_per_element(src_dtype),
+  return self->shim.call("accumulate", count * plugin_kit::size_of(src_dtype),
                          [&] { return self->api->accumulate(self->inner, dst, src, src_dtype, count, stream); });
 }
 strata_status STRATA_CALL device_square_sums(strata_device* self, const void* src, strata_dtype dtype, uint64_t count,
                                              double* sums, const strata_stream* stream) {
-  return self->shim.call("square_sums", count * bytes_per_element(dtype),
+  return self->shim.call("square_sums", count * plugin_kit::size_of(dtype),
                          [&] { return self->api->square_sums(self->inner, src, dtype, count, sums, stream); });
 }
 strata_status STRATA_CALL device_find_nonfinite(strata_device* self, const void* src, strata_dtype dtype,
                                                 uint64_t count, int64_t* index, const strata_stream* stream) {
-  return self->shim.call("find_nonfinite", count * bytes_per_element(dtype),
+  return self->shim.call("find_nonfinite", count * plugin_kit::size_of(dtype),
                          [&] { return self->api->find_nonfinite(self->inner, src, dtype, count, index, stream); });
 }
 strata_status STRATA_CALL device_stream_create(strata_device* self, int32_t priority, strata_stream* out) {
@@ -88,13 +92,26 @@ void STRATA_CALL device_stream_destroy(strata_device* self, strata_stream* strea
 strata_status STRATA_CALL device_stream_wait_host(strata_device* self, const strata_stream* stream) {
   return self->shim.call("stream_wait_host", 0, [&] { return self->api->stream_wait_host(self->inner, stream); });
 }
-strata_status STRATA_CALL device_stream_wait_stream(strata_device* self, const strata_stream* consumer,
-                                                    const strata_stream* producer) {
-  return self->shim.call("stream_wait_stream", 0,
-                         [&] { return self->api->stream_wait_stream(self->inner, consumer, producer); });
-}
 strata_status STRATA_CALL device_stream_record(strata_device* self, const strata_stream* stream, strata_event* event) {
   return self->shim.call("stream_record", 0, [&] { return self->api->stream_record(self->inner, stream, event); });
+}
+strata_status STRATA_CALL device_marker_create(strata_device* self, strata_marker** out) {
+  return self->shim.call("marker_create", 0, [&] { return self->api->marker_create(self->inner, out); });
+}
+void STRATA_CALL device_marker_destroy(strata_device* self, strata_marker* marker) {
+  self->shim.call_void("marker_destroy", [&] { self->api->marker_destroy(self->inner, marker); });
+}
+strata_status STRATA_CALL device_marker_record(strata_device* self, strata_marker* marker,
+                                               const strata_stream* stream) {
+  return self->shim.call("marker_record", 0, [&] { return self->api->marker_record(self->inner, marker, stream); });
+}
+strata_status STRATA_CALL device_stream_wait_marker(strata_device* self, const strata_stream* stream,
+                                                    strata_marker* marker) {
+  return self->shim.call("stream_wait_marker", 0,
+                         [&] { return self->api->stream_wait_marker(self->inner, stream, marker); });
+}
+strata_status STRATA_CALL device_marker_wait_host(strata_device* self, strata_marker* marker) {
+  return self->shim.call("marker_wait_host", 0, [&] { return self->api->marker_wait_host(self->inner, marker); });
 }
 
 }  // namespace
@@ -120,8 +137,12 @@ const strata_device_api* device_table() {
     t.stream_create = device_stream_create;
     t.stream_destroy = device_stream_destroy;
     t.stream_wait_host = device_stream_wait_host;
-    t.stream_wait_stream = device_stream_wait_stream;
     t.stream_record = device_stream_record;
+    t.marker_create = device_marker_create;
+    t.marker_destroy = device_marker_destroy;
+    t.marker_record = device_marker_record;
+    t.stream_wait_marker = device_stream_wait_marker;
+    t.marker_wait_host = device_marker_wait_host;
     return t;
   }();
   return &table;

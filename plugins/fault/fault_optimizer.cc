@@ -44,7 +44,7 @@ strata_status STRATA_CALL optim_step(strata_optim* self, const strata_optim_args
   // The struct and its stream are the caller's again when this returns; what they point at lasts until done.
   const strata_optim_args copy = *args;
   const strata_stream stream = args->stream ? *args->stream : strata_stream{};
-  return self->shim.defer("step", span_elements(args) * bytes_per_element(args->weight_dtype), done,
+  return self->shim.defer("step", span_elements(args) * plugin_kit::size_of(args->weight_dtype), done,
                           [=](strata_event* event) {
                             strata_optim_args inner_args = copy;
                             if (copy.stream) inner_args.stream = &stream;

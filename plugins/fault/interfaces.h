@@ -2,6 +2,7 @@
 // A new interface is a new file, two lines here, and its line in fault.cc.
 #pragma once
 
+#include "plugin_kit/dtypes.h"
 #include "shim.h"
 #include "strata/iface/checkpoint.h"
 #include "strata/iface/collective.h"
@@ -18,23 +19,5 @@ extern const strata_offload_api offload_table;
 extern const strata_collective_api collective_table;
 extern const strata_optimizer_api optimizer_table;
 extern const strata_checkpoint_api checkpoint_table;
-
-inline uint64_t bytes_per_element(strata_dtype dtype) {
-  switch (dtype) {
-    case STRATA_U8:
-      return 1;
-    case STRATA_BF16:
-    case STRATA_F16:
-    case STRATA_U16:
-      return 2;
-    case STRATA_F32:
-      return 4;
-    case STRATA_I64:
-    case STRATA_F64:
-      return 8;
-    default:
-      return 0;
-  }
-}
 
 }  // namespace strata::fault

@@ -2,27 +2,10 @@
 
 #include <charconv>
 
+#include "plugin_kit/error.h"
+
 namespace strata::fault {
 namespace {
-
-const char* const kStatusNames[] = {"OK",
-                                    "CANCELLED",
-                                    "UNKNOWN",
-                                    "INVALID_ARGUMENT",
-                                    "DEADLINE_EXCEEDED",
-                                    "NOT_FOUND",
-                                    "ALREADY_EXISTS",
-                                    "PERMISSION_DENIED",
-                                    "RESOURCE_EXHAUSTED",
-                                    "FAILED_PRECONDITION",
-                                    "ABORTED",
-                                    "OUT_OF_RANGE",
-                                    "UNIMPLEMENTED",
-                                    "INTERNAL",
-                                    "UNAVAILABLE",
-                                    "DATA_LOSS",
-                                    "UNAUTHENTICATED",
-                                    "AGAIN"};
 
 std::vector<std::string> split(const std::string& text, char separator, size_t most) {
   std::vector<std::string> parts;
@@ -50,7 +33,7 @@ bool parse_number(const std::string& text, Number* out) {
 
 bool parse_code(const std::string& text, strata_status* out) {
   for (strata_status code = STRATA_CANCELLED; code <= STRATA_AGAIN; ++code) {
-    if (text == kStatusNames[code]) {
+    if (text == plugin_kit::status_name(code)) {
       *out = code;
       return true;
     }
@@ -129,10 +112,6 @@ bool parse_rule(const std::string& text, Rule* rule, std::string* error) {
 }
 
 }  // namespace
-
-std::string status_name(strata_status code) {
-  return code >= STRATA_OK && code <= STRATA_AGAIN ? kStatusNames[code] : std::to_string(code);
-}
 
 bool parse_rules(const std::string& text, std::vector<Rule>* out, std::string* error) {
   if (trimmed(text).empty()) return true;

@@ -45,6 +45,4 @@ const std::vector<const Interface*>& all_interfaces();
 // False, with the reason in `error`, when `text` is not a list of rules for slots that exist and can do that.
 bool parse_rules(const std::string& text, std::vector<Rule>* out, std::string* error);
 
-std::string status_name(strata_status code);
-
 }  // namespace strata::fault

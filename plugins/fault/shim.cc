@@ -5,12 +5,9 @@
 namespace strata::fault {
 namespace {
 
+using plugin_kit::host_interface;
+using plugin_kit::status_name;
 using std::chrono::steady_clock;
-
-template <class Api>
-const Api* host_interface(const strata_host* host, const char* id) {
-  return static_cast<const Api*>(host->get_interface(host->ctx, id));
-}
 
 }  // namespace
 
@@ -90,7 +87,7 @@ std::string Shim::describe(const Match& match) const {
          match.rule->text + ")";
 }
 
-Outcome Shim::apply(const Match& match) {
+Error Shim::apply(const Match& match) {
   const Rule& rule = *match.rule;
   if (rule.kind == Kind::kFail) return {rule.code, describe(match) + " fails with " + status_name(rule.code)};
   if (rule.kind == Kind::kShort) return {};
@@ -129,28 +126,28 @@ strata_status Shim::transfer(const char* op, uint64_t bytes, strata_event* done,
     if (!match) return pass_on(whole, done);
     if (match.rule->kind == Kind::kShort) {
       if (strata_status code = pass_on([&](strata_event*) { return half(); }, nullptr)) return code;
-      const Outcome lost{STRATA_DATA_LOSS, describe(match) + " moved half of its " + std::to_string(bytes) + " bytes"};
+      const Error lost(STRATA_DATA_LOSS, describe(match) + " moved half of its " + std::to_string(bytes) + " bytes");
       if (!done) return fail(lost);
-      sync_->set(done, lost.code, lost.text.c_str());
+      sync_->set(done, lost.code(), lost.text().c_str());
       return STRATA_OK;
     }
     if (!done || match.rule->kind == Kind::kFail) {
-      const Outcome outcome = apply(match);
-      return outcome.code == STRATA_OK ? pass_on(whole, done) : fail(outcome);
+      const Error e = apply(match);
+      return e.ok() ? pass_on(whole, done) : fail(e);
     }
     sync_->retain(done);
     in_background([this, match, done, whole = std::move(whole)] {
-      Outcome outcome = apply(match);
-      if (outcome.code == STRATA_OK) {
-        outcome.code = pass_on(whole, done);
+      Error e = apply(match);
+      if (e.ok()) {
+        strata_status code = pass_on(whole, done);
         // The queue may be full now: to the caller this call was accepted long ago.
-        while (outcome.code == STRATA_AGAIN && !closing_) {
+        while (code == STRATA_AGAIN && !closing_) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          outcome.code = pass_on(whole, done);
+          code = pass_on(whole, done);
         }
-        outcome.text = describe(match) + " was refused with " + status_name(outcome.code) + " when it was passed on";
+        e = {code, describe(match) + " was refused with " + status_name(code) + " when it was passed on"};
       }
-      if (outcome.code != STRATA_OK) sync_->set(done, outcome.code, outcome.text.c_str());
+      if (!e.ok()) sync_->set(done, e.code(), e.text().c_str());
       sync_->release(done);
     });
     return STRATA_OK;
@@ -162,8 +159,8 @@ strata_status Shim::complete(const char* op, uint64_t bytes, strata_event* done,
     const Match match = enter(op, bytes);
     if (!match) return pass_on(inner, done);
     if (!done || match.rule->kind == Kind::kFail) {
-      const Outcome outcome = apply(match);
-      return outcome.code == STRATA_OK ? pass_on(inner, done) : fail(outcome);
+      const Error e = apply(match);
+      return e.ok() ? pass_on(inner, done) : fail(e);
     }
     strata_event* own = sync_->create(host_->ctx);
     if (!own) return fail({STRATA_RESOURCE_EXHAUSTED, "fault: no memory for an event"});
@@ -173,13 +170,16 @@ strata_status Shim::complete(const char* op, uint64_t bytes, strata_event* done,
     }
     sync_->retain(done);
     in_background([this, match, done, own] {
-      Outcome outcome = apply(match);
+      const Error e = apply(match);
       // The wrapped plugin ends its call within its own deadline, whatever came of the rule.
-      const strata_status inner_code = sync_->wait(own, -1);
-      if (inner_code != STRATA_OK) {
-        outcome = {inner_code, describe(match) + " ended with " + status_name(inner_code)};
+      const strata_status code = sync_->wait(own, -1);
+      if (code == STRATA_OK) {
+        sync_->set(done, e.code(), e.text().c_str());
+      } else if (STRATA_HAS(sync_, strata_sync_api, set_from)) {
+        sync_->set_from(done, own);
+      } else {
+        sync_->set(done, code, (describe(match) + " ended with " + status_name(code)).c_str());
       }
-      sync_->set(done, outcome.code, outcome.text.c_str());
       sync_->release(own);
       sync_->release(done);
     });

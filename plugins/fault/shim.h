@@ -31,11 +31,7 @@
 
 namespace strata::fault {
 
-// What a wait for a rule came to: OK to go on, or a status and its text.
-struct Outcome {
-  strata_status code = STRATA_OK;
-  std::string text;
-};
+using plugin_kit::Error;
 
 class Shim {
  public:
@@ -51,8 +47,7 @@ class Shim {
   strata_status call(const char* op, uint64_t bytes, Inner inner) noexcept {
     return guarded([&]() -> strata_status {
       if (const Match match = enter(op, bytes)) {
-        const Outcome outcome = apply(match);
-        if (outcome.code != STRATA_OK) return fail(outcome);
+        if (const Error e = apply(match); !e.ok()) return fail(e);
       }
       return inner();
     });
@@ -61,7 +56,7 @@ class Shim {
   template <class Inner>
   void call_void(const char* op, Inner inner) noexcept {
     guarded([&]() -> strata_status {
-      if (const Match match = enter(op, 0)) apply(match);
+      if (const Match match = enter(op, 0)) (void)apply(match);
       inner();
       return STRATA_OK;
     });
@@ -75,7 +70,7 @@ class Shim {
                          std::function<strata_status()> half) noexcept;
 
   bool hide_map() const { return hide_map_; }
-  strata_status fail(const Outcome& outcome) const { return plugin_kit::fail(host_, outcome.code, outcome.text); }
+  strata_status fail(const Error& e) const { return plugin_kit::fail(host_, e.code(), e.text()); }
   const strata_host* host() const { return host_; }
 
  private:
@@ -105,7 +100,7 @@ class Shim {
                              const strata_options** options);
   Match enter(const char* op, uint64_t bytes);
   // Waits, or fails, as the rule says. Short is no matter of this.
-  Outcome apply(const Match& match);
+  Error apply(const Match& match);
   std::string describe(const Match& match) const;
   strata_status pass_on(const Submit& inner, strata_event* done);
   void in_background(std::function<void()> work);

@@ -1,11 +1,10 @@
-/* null.h - what the files of this plugin share: the five tables, and the few lines every instance needs.
- *
- * Start here when you write a plugin of your own in C: take the file of the interface you want, null.c, and this. */
+/* null.h - what the files of this plugin share: its tables, and the few lines every instance needs. */
 #ifndef STRATA_PLUGIN_NULL_H
 #define STRATA_PLUGIN_NULL_H
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "strata/host.h"
 
@@ -34,6 +33,12 @@ static inline strata_status null_done(const strata_host* host, strata_event* don
     sync->set(done, STRATA_OK, NULL);
   }
   return STRATA_OK;
+}
+
+/* At least `bytes` of memory at a multiple of `alignment` (a power of two), or NULL. */
+static inline void* null_aligned(uint64_t bytes, size_t alignment) {
+  if (bytes > PTRDIFF_MAX) return NULL;
+  return aligned_alloc(alignment, (bytes + alignment - 1) & ~(alignment - 1)); /* C11: a multiple of the alignment */
 }
 
 #endif

@@ -66,9 +66,10 @@ static strata_status STRATA_CALL comm_alloc(strata_comm* self, uint64_t bytes, v
   *out = NULL;
   if (bytes == 0) return STRATA_OK;
   block* b = malloc(sizeof *b);
-  void* data = NULL;
-  if (!b || bytes > PTRDIFF_MAX || posix_memalign(&data, 4096, bytes) != 0) {
+  void* data = null_aligned(bytes, 4096);
+  if (!b || !data) {
     free(b);
+    free(data);
     return null_fail(self->host, STRATA_RESOURCE_EXHAUSTED, "null collective alloc: the system refused %llu bytes",
                      (unsigned long long)bytes);
   }
@@ -113,11 +114,12 @@ static strata_status STRATA_CALL comm_barrier(strata_comm* self, const strata_co
   return check_aborted(self);
 }
 
-/* One rank's share of any sum: its own numbers, rounded once. Equal dtypes keep their bits (in == out is allowed). */
+/* One rank's share of any sum: its own numbers, rounded once, every NaN as the one a sum stores. What is not a sum
+ * keeps its bits; in == out is allowed. */
 static strata_status move_item(strata_comm* self, const strata_coll_args* args, const strata_coll_item* item,
                                int is_sum) {
-  const int convert = is_sum && is_float(item->in_dtype) && is_float(item->out_dtype);
-  if (item->in_dtype != item->out_dtype && !convert) {
+  const int is_number = is_sum && is_float(item->in_dtype) && is_float(item->out_dtype);
+  if (item->in_dtype != item->out_dtype && !is_number) {
     return null_fail(self->host, STRATA_INVALID_ARGUMENT, "null collective \"%s\": dtype %d into dtype %d",
                      args->label ? args->label : "", (int)item->in_dtype, (int)item->out_dtype);
   }
@@ -125,7 +127,7 @@ static strata_status move_item(strata_comm* self, const strata_coll_args* args, 
   if (item->in_dtype < STRATA_F32 || item->in_dtype > STRATA_F64) {
     return null_fail(self->host, STRATA_INVALID_ARGUMENT, "null collective: unknown dtype %d", (int)item->in_dtype);
   }
-  if (item->in_dtype == item->out_dtype) {
+  if (!is_number) {
     if (item->in != item->out) memcpy(item->out, item->in, item->count * bytes[item->in_dtype]);
     return STRATA_OK;
   }

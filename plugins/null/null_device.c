@@ -73,9 +73,10 @@ static strata_status STRATA_CALL device_alloc(strata_device* self, uint64_t byte
   *out = NULL;
   if (bytes == 0) return STRATA_OK;
   block* b = malloc(sizeof *b);
-  void* data = NULL;
-  if (!b || bytes > PTRDIFF_MAX || posix_memalign(&data, ALIGNMENT, bytes) != 0) {
+  void* data = null_aligned(bytes, ALIGNMENT);
+  if (!b || !data) {
     free(b);
+    free(data);
     return null_fail(self->host, STRATA_RESOURCE_EXHAUSTED, "null device alloc: %llu bytes wanted, %llu free",
                      (unsigned long long)bytes, (unsigned long long)meminfo_bytes("MemAvailable"));
   }

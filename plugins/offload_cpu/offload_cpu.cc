@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plugin_kit/parallel.h"
 #include "plugin_kit/plugin_kit.h"
 #include "regions.h"
 #include "strata/plugin.h"
@@ -18,6 +19,7 @@ using strata::offload_cpu::Region;
 using strata::offload_cpu::Regions;
 using strata::plugin_kit::fail;
 using strata::plugin_kit::guard;
+using strata::plugin_kit::host_interface;
 using strata::plugin_kit::Options;
 
 struct strata_offload {
@@ -30,11 +32,6 @@ struct strata_offload {
 namespace {
 
 constexpr uint64_t kPiece = uint64_t{1} << 20;  // bytes a thread copies at a time
-
-template <class Api>
-const Api* host_interface(const strata_host* host, const char* id) {
-  return static_cast<const Api*>(host->get_interface(host->ctx, id));
-}
 
 strata_status read_budgets(const strata_host* host, const Options& options, Budgets* out) {
   const int64_t bytes = options.integer("budget_bytes", 0);
@@ -111,19 +108,8 @@ strata_status STRATA_CALL offload_map(strata_offload* self, strata_region id, vo
 }
 
 void copy(strata_offload* self, char* dst, const char* src, uint64_t bytes) {
-  struct Job {
-    char* dst;
-    const char* src;
-    uint64_t bytes;
-  } job{dst, src, bytes};
-  if (bytes == 0) return;
-  self->executor->parallel_for(
-      self->host->ctx, (bytes - 1) / kPiece + 1,
-      [](void* arg, uint64_t i) {
-        auto& j = *static_cast<Job*>(arg);
-        std::memcpy(j.dst + i * kPiece, j.src + i * kPiece, std::min(kPiece, j.bytes - i * kPiece));
-      },
-      &job);
+  strata::plugin_kit::for_parts(self->executor, self->host->ctx, bytes, kPiece,
+                                [&](uint64_t begin, uint64_t n) { std::memcpy(dst + begin, src + begin, n); });
 }
 
 strata_status transfer(strata_offload* self, const char* operation, const strata_io_args* io, strata_event* done,

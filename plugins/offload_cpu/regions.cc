@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "host_memory/host_memory.h"
+#include "plugin_kit/parallel.h"
 #include "plugin_kit/plugin_kit.h"
 
 namespace strata::offload_cpu {
@@ -20,7 +21,7 @@ std::string number(uint64_t n) { return n == UINT64_MAX ? "no limit" : std::to_s
 Regions::Regions(const strata_host* host, const Budgets& budgets, const strata_device_api* device,
                  strata_device* device_self)
     : host_(host),
-      executor_(static_cast<const strata_executor_api*>(host->get_interface(host->ctx, STRATA_HOST_EXECUTOR))),
+      executor_(plugin_kit::host_interface<strata_executor_api>(host, STRATA_HOST_EXECUTOR)),
       budgets_(budgets),
       device_(device),
       device_self_(device_self) {}
@@ -148,19 +149,13 @@ void Regions::warn_once(const Region& region, const std::string& reason) {
 // Zeroes locked memory, and makes the pages of ordinary memory, which is zero already, present: from all threads,
 // because one alone is bound by page faults.
 void Regions::clear(Region* region) const {
-  executor_->parallel_for(
-      host_->ctx, (region->bytes - 1) / kPiece + 1,
-      [](void* arg, uint64_t i) {
-        auto& r = *static_cast<Region*>(arg);
-        char* begin = r.data + i * kPiece;
-        const uint64_t n = std::min(kPiece, r.bytes - i * kPiece);
-        if (r.pinned) {
-          std::memset(begin, 0, n);
-        } else {
-          host_memory::touch(begin, n);
-        }
-      },
-      region);
+  plugin_kit::for_parts(executor_, host_->ctx, region->bytes, kPiece, [&](uint64_t begin, uint64_t n) {
+    if (region->pinned) {
+      std::memset(region->data + begin, 0, n);
+    } else {
+      host_memory::touch(region->data + begin, n);
+    }
+  });
 }
 
 void Regions::release(const Region& region) const {

@@ -4,13 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "adamw_ref.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#else
-#include <cfenv>
-#endif
+#include "adamw/float_environment.h"
+#include "adamw/formula.h"
 
 namespace strata::adamw {
 namespace {
@@ -52,29 +47,6 @@ class Blocks {
   std::vector<uint64_t> first_;
   uint64_t elements_ = 0;
 };
-
-Grad grad_of(strata_dtype dtype) {
-  return dtype == STRATA_F32 ? kGradF32 : dtype == STRATA_BF16 ? kGradBf16 : kGradF16;
-}
-
-constexpr uint64_t weight_bytes(Form form) { return form == kWholeF32 || form == kSplitF32 ? 4 : 2; }
-
-// A slice's pointers with `offset` elements added. State arrays are in the order of `layout`: what the master needs
-// (nothing for kSplitF32), exp_avg, exp_avg_sq.
-struct Pointers {
-  char* weight;
-  void* master;
-  float *exp_avg, *exp_avg_sq;
-};
-Pointers pointers_at(Form form, const strata_optim_args& args, uint64_t offset) {
-  Pointers p{};
-  if (args.weight != nullptr) p.weight = static_cast<char*>(args.weight) + offset * weight_bytes(form);
-  void* const* state = args.state;
-  if (form != kSplitF32) p.master = static_cast<char*>(*state++) + offset * (form == kSplitBf16 ? 2 : 4);
-  p.exp_avg = static_cast<float*>(state[0]) + offset;
-  p.exp_avg_sq = static_cast<float*>(state[1]) + offset;
-  return p;
-}
 
 struct Step {
   Kernel kernel;
@@ -186,17 +158,6 @@ const Kernels* kernels_of(Isa isa) {
   if (!cpu_has(isa)) return nullptr;
   return isa == Isa::kScalar ? scalar_kernels() : isa == Isa::kAvx2 ? avx2_kernels() : avx512_kernels();
 }
-
-#if defined(__x86_64__)
-FloatEnvironment::FloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
-FloatEnvironment::~FloatEnvironment() { _mm_setcsr(saved_); }
-#else
-// Elsewhere a rounding mode is all that portable C++ can set.
-FloatEnvironment::FloatEnvironment() : saved_(static_cast<uint32_t>(std::fegetround())) {
-  std::fesetround(FE_TONEAREST);
-}
-FloatEnvironment::~FloatEnvironment() { std::fesetround(static_cast<int>(saved_)); }
-#endif
 
 void Parallel::run(uint64_t n, void (*fn)(void* arg, uint64_t i), void* arg) const {
   if (executor != nullptr) return executor->parallel_for(ctx, n, fn, arg);

@@ -7,8 +7,8 @@
 
 #include <string>
 
+#include "adamw/arguments.h"
 #include "adamw_kernels.h"
-#include "strata/iface/optimizer.h"
 
 namespace strata::adamw {
 
@@ -18,17 +18,6 @@ const char* isa_name(Isa isa);
 bool cpu_has(Isa isa);
 Isa best_isa();
 const Kernels* kernels_of(Isa isa);  // nullptr when cpu_has is false
-
-// For a block: the default rounding, no flush to zero, no traps; the thread's own settings return at the end.
-class FloatEnvironment {
- public:
-  FloatEnvironment();
-  ~FloatEnvironment();
-  FloatEnvironment(const FloatEnvironment&) = delete;
-
- private:
-  uint32_t saved_;
-};
 
 // Runs fn(arg, i) for i in [0, n) on several threads; strata_executor_api::parallel_for bound to its context.
 struct Parallel {
@@ -41,16 +30,7 @@ struct Parallel {
 void run_step(const Kernels& kernels, const Parallel& parallel, Form form, const strata_optim_args& args);
 
 // strata_optimizer_api::export_array and import_array for the canonical arrays.
-enum Canonical { kMaster, kExpAvg, kExpAvgSq, kCanonicals };
 void run_export(const Parallel& parallel, Form form, const strata_optim_args& args, Canonical array, float* out);
 void run_import(const Parallel& parallel, Form form, const strata_optim_args& args, Canonical array, const float* in);
-
-// Element k of the spans of a call.
-inline const strata_optim_span& span_at(const strata_optim_args& args, uint64_t k) {
-  return *reinterpret_cast<const strata_optim_span*>(reinterpret_cast<const char*>(args.spans) + k * args.span_stride);
-}
-
-constexpr bool is_split(Form form) { return form == kSplitF32 || form == kSplitBf16; }
-constexpr uint64_t element_bytes(strata_dtype dtype) { return dtype == STRATA_F32 ? 4 : 2; }
 
 }  // namespace strata::adamw

@@ -6,19 +6,9 @@
 
 #include <stdint.h>
 
+#include "adamw/forms.h"
+
 namespace strata::adamw {
-
-enum Grad { kGradF32, kGradBf16, kGradF16, kGrads };
-
-// Where the fp32 master lives and what is written as the weight.
-enum Form {
-  kWholeF32,   // master array, copied to an fp32 weight
-  kWholeBf16,  // master array, rounded to a bf16 weight
-  kWholeF16,   // master array, rounded to an fp16 weight
-  kSplitF32,   // the fp32 weight is the master
-  kSplitBf16,  // bf16 weight and array of low 16 bits are the master
-  kForms
-};
 
 struct Slice {
   const void* grad;

@@ -5,8 +5,8 @@
 // Included by one file per instruction set; everything has internal linkage.
 #pragma once
 
+#include "adamw/formula.h"
 #include "adamw_kernels.h"
-#include "adamw_ref.h"
 
 namespace strata::adamw {
 namespace {
@@ -69,14 +69,14 @@ inline void update_at(const Slice& a, uint64_t i, const Scalars<V>& s) {
 template <class V, Grad G, Form M>
 void run(const Slice& a) {
   constexpr bool weight_only_written = M == kWholeF32 || M == kWholeBf16 || M == kWholeF16;
-  constexpr uint64_t weight_bytes = M == kWholeF32 || M == kSplitF32 ? 4 : 2;
+  constexpr uint64_t element = weight_bytes(M);
   const bool stream = weight_only_written && a.stream;
   const Scalars<One> one = broadcast<One>(a);
   const Scalars<V> all = broadcast<V>(a);
   uint64_t i = 0;
   // Streaming stores need an aligned address; single elements lead up to it.
   if (stream) {
-    while (i < a.count && (reinterpret_cast<uintptr_t>(a.weight) + i * weight_bytes) % (V::width * weight_bytes) != 0) {
+    while (i < a.count && (reinterpret_cast<uintptr_t>(a.weight) + i * element) % (V::width * element) != 0) {
       update_at<One, G, M>(a, i++, one);
     }
   }

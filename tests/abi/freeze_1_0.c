@@ -66,7 +66,7 @@ FIELD(strata_host, log, 16, void (STRATA_CALL *)(void *ctx, strata_log_level lev
 FIELD(strata_host, would_log, 24, int32_t (STRATA_CALL *)(void *ctx, strata_log_level level));
 FIELD(strata_host, fail, 32, strata_status (STRATA_CALL *)(void *ctx, strata_status code, const char *text));
 FIELD(strata_host, get_interface, 40, const void * (STRATA_CALL *)(void *ctx, const char *id));
-SIZE(strata_sync_api, 56);
+SIZE(strata_sync_api, 64);
 FIELD(strata_sync_api, struct_size, 0, uint32_t);
 FIELD(strata_sync_api, abi_minor, 4, uint32_t);
 FIELD(strata_sync_api, create, 8, strata_event * (STRATA_CALL *)(void *ctx));
@@ -75,6 +75,7 @@ FIELD(strata_sync_api, release, 24, void (STRATA_CALL *)(strata_event *event));
 FIELD(strata_sync_api, set, 32, void (STRATA_CALL *)(strata_event *event, strata_status code, const char *text));
 FIELD(strata_sync_api, is_set, 40, int32_t (STRATA_CALL *)(strata_event *event));
 FIELD(strata_sync_api, wait, 48, strata_status (STRATA_CALL *)(strata_event *event, int64_t timeout_ns));
+FIELD(strata_sync_api, set_from, 56, void (STRATA_CALL *)(strata_event *event, strata_event *source));
 SIZE(strata_executor_api, 24);
 FIELD(strata_executor_api, struct_size, 0, uint32_t);
 FIELD(strata_executor_api, abi_minor, 4, uint32_t);
@@ -417,7 +418,7 @@ FIELD(strata_device_caps, flags, 16, uint32_t);
 FIELD(strata_device_caps, alignment, 20, uint32_t);
 FIELD(strata_device_caps, total_bytes, 24, uint64_t);
 FIELD(strata_device_caps, free_bytes, 32, uint64_t);
-SIZE(strata_device_api, 152);
+SIZE(strata_device_api, 184);
 FIELD(strata_device_api, struct_size, 0, uint32_t);
 FIELD(strata_device_api, abi_minor, 4, uint32_t);
 FIELD(strata_device_api, open, 8, strata_status (STRATA_CALL *)(const strata_open_args *args, strata_device * *out));
@@ -436,8 +437,12 @@ FIELD(strata_device_api, find_nonfinite, 104, strata_status (STRATA_CALL *)(stra
 FIELD(strata_device_api, stream_create, 112, strata_status (STRATA_CALL *)(strata_device *self, int32_t priority, strata_stream *out));
 FIELD(strata_device_api, stream_destroy, 120, void (STRATA_CALL *)(strata_device *self, strata_stream *stream));
 FIELD(strata_device_api, stream_wait_host, 128, strata_status (STRATA_CALL *)(strata_device *self, const strata_stream *stream));
-FIELD(strata_device_api, stream_wait_stream, 136, strata_status (STRATA_CALL *)(strata_device *self, const strata_stream *consumer, const strata_stream *producer));
-FIELD(strata_device_api, stream_record, 144, strata_status (STRATA_CALL *)(strata_device *self, const strata_stream *stream, strata_event *event));
+FIELD(strata_device_api, stream_record, 136, strata_status (STRATA_CALL *)(strata_device *self, const strata_stream *stream, strata_event *event));
+FIELD(strata_device_api, marker_create, 144, strata_status (STRATA_CALL *)(strata_device *self, strata_marker * *out));
+FIELD(strata_device_api, marker_destroy, 152, void (STRATA_CALL *)(strata_device *self, strata_marker *marker));
+FIELD(strata_device_api, marker_record, 160, strata_status (STRATA_CALL *)(strata_device *self, strata_marker *marker, const strata_stream *stream));
+FIELD(strata_device_api, stream_wait_marker, 168, strata_status (STRATA_CALL *)(strata_device *self, const strata_stream *stream, strata_marker *marker));
+FIELD(strata_device_api, marker_wait_host, 176, strata_status (STRATA_CALL *)(strata_device *self, strata_marker *marker));
 
 /* iface/offload.h */
 VALUE(STRATA_OFFLOAD_ADDRESSABLE, 1u);

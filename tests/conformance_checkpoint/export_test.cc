@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/conformance_checkpoint/model.h"
 
@@ -93,6 +94,65 @@ TEST(Export, ExactAndTheSameFromEveryWorld) {
     EXPECT_TRUE(read_file(dir.path + "/" + name) == first) << "world " << world;
   }
   for (const auto& entry : fs::directory_iterator(dir.path)) EXPECT_EQ(entry.path().extension(), ".safetensors");
+}
+
+TEST(Export, APartOfACheckpointIsTheSameFile) {
+  for (int world : {1, 3}) {
+    TempDir dir;
+    Model m = ordinary_model(5);
+    m.shard(world);
+    ASSERT_EQ(save(m, dir.path, "t", true), STRATA_OK) << failure_text(STRATA_INTERNAL);
+    EXPECT_EQ(difference(m, dir.path, "t"), "");
+    ASSERT_EQ(export_file(m, dir.path, "alone.h5"), STRATA_OK) << failure_text(STRATA_INTERNAL);
+    EXPECT_TRUE(read_file(dir.path + "/t/weights.h5") == read_file(dir.path + "/alone.h5")) << "world " << world;
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(dir.path + "/t")) names.insert(entry.path().filename());
+    EXPECT_EQ(names.size(), static_cast<size_t>(world) + 2) << "the rank files, the index and the weights";
+  }
+}
+
+// Whatever phase fails, on whatever rank: nothing of the save remains, and the next one works.
+TEST(Export, APartOfACheckpointThatFailsTakesTheCheckpointWithIt) {
+  Model m = ordinary_model(5);
+  m.shard(2);
+  for (const uint64_t fail_at : {uint64_t{0}, uint64_t{1}}) {
+    for (const int bad : {0, 1}) {
+      TempDir dir;
+      Instance instance;
+      std::vector<strata_ckpt_save*> saves(2, nullptr);
+      std::vector<strata_status> codes;
+      for (int r : {0, 1}) {
+        SaveArgs args(m, dir.path, "t", r);
+        ASSERT_EQ(instance.api->write(instance.self, &args.c, &saves[static_cast<size_t>(r)]), STRATA_OK);
+      }
+      for (uint32_t phase : {0u, 1u}) {
+        for (int r : {0, 1}) {
+          SaveArgs args(m, dir.path, "t", r);
+          args.fail_with = STRATA_DATA_LOSS;
+          if (r == bad && phase == 1) args.fail_at = fail_at;
+          codes.push_back(instance.api->export_weights(instance.self, &args.c, phase, &saves[static_cast<size_t>(r)]));
+        }
+      }
+      EXPECT_EQ(codes[static_cast<size_t>(2 + bad)], STRATA_DATA_LOSS);
+      for (strata_ckpt_save* s : saves) {
+        if (s) instance.api->abandon(instance.self, s);
+      }
+      EXPECT_TRUE(fs::is_empty(dir.path)) << "rank " << bad << " failed";
+      EXPECT_EQ(save(m, dir.path, "t", true), STRATA_OK);
+    }
+  }
+}
+
+TEST(Export, APlainSaveRemovesTheWeightsOfADeadRun) {
+  TempDir dir;
+  Model m = ordinary_model(5);
+  m.shard(2);
+  fs::create_directories(dir.path + "/.t.partial");
+  for (const char* name : {"weights.h5", "layout.json", "rank0.json"})
+    write_file(dir.path + "/.t.partial/" + name, "x");
+  ASSERT_EQ(save(m, dir.path, "t"), STRATA_OK);
+  EXPECT_FALSE(fs::exists(dir.path + "/t/weights.h5"));
+  EXPECT_FALSE(fs::exists(dir.path + "/t/layout.json"));
 }
 
 TEST(Export, ManyNames) {

@@ -99,16 +99,22 @@ bool can_trace() {
 }
 
 int save_new(const std::string& root) { return save(small_model(2), root, "new") == STRATA_OK ? 0 : 1; }
+int save_new_with_weights(const std::string& root) {
+  return save(small_model(2), root, "new", true) == STRATA_OK ? 0 : 1;
+}
 int export_new(const std::string& root) { return export_file(small_model(2), root, "w.h5") == STRATA_OK ? 0 : 1; }
 
-TEST(Kill, AtEveryFileSystemCallOfASave) {
-  SKIP_WITHOUT_FORK();
-  if (!can_trace()) GTEST_SKIP() << "ptrace is not allowed here";
+// A checkpoint that is there is whole, with its weight file where it has one; one that is not is saved again.
+void kill_a_save_everywhere(int (*save_new)(const std::string&), bool weights) {
   const Model old_model = small_model(1), new_model = small_model(2);
+  TempDir reference;
+  ASSERT_EQ(export_new(reference.path), 0);
+  const std::string right = read_file(reference.path + "/w.h5");
   int committed = 0, lost = 0;
   for (int k = 1;; ++k) {
     ASSERT_LT(k, 2000);
     TempDir dir;
+    const std::string file = dir.path + "/new/weights.h5";
     ASSERT_EQ(save(old_model, dir.path, "old"), STRATA_OK);
     const bool killed = kill_at_call(k, save_new, dir.path);
     const bool is_new = fs::exists(dir.path + "/new");  // committed is what counts, `latest` may still follow
@@ -116,16 +122,31 @@ TEST(Kill, AtEveryFileSystemCallOfASave) {
     ASSERT_EQ(difference(old_model, dir.path, "old"), "") << "killed at call " << k;
     if (is_new) {
       ASSERT_EQ(difference(new_model, dir.path, "new"), "") << "killed at call " << k;
+      ASSERT_EQ(fs::exists(file), weights) << "killed at call " << k;
     }
     ++(is_new ? committed : lost);
-    const strata_status again = save(new_model, dir.path, "new");
+    const strata_status again = save(new_model, dir.path, "new", weights);
     ASSERT_EQ(again, is_new ? STRATA_ALREADY_EXISTS : STRATA_OK) << "killed at call " << k << failure_text(again);
     ASSERT_EQ(difference(new_model, dir.path, "new"), "") << "killed at call " << k;
+    ASSERT_TRUE(!weights || read_file(file) == right) << "killed at call " << k;
+    ASSERT_EQ(std::distance(fs::directory_iterator(dir.path + "/new"), {}), weights ? 4 : 3) << "killed at call " << k;
     ASSERT_FALSE(fs::exists(dir.path + "/.new.partial"));
     if (!killed) break;
   }
   EXPECT_GT(lost, 30);
   EXPECT_GT(committed, 3);
+}
+
+TEST(Kill, AtEveryFileSystemCallOfASave) {
+  SKIP_WITHOUT_FORK();
+  if (!can_trace()) GTEST_SKIP() << "ptrace is not allowed here";
+  kill_a_save_everywhere(save_new, false);
+}
+
+TEST(Kill, AtEveryFileSystemCallOfASaveWithWeights) {
+  SKIP_WITHOUT_FORK();
+  if (!can_trace()) GTEST_SKIP() << "ptrace is not allowed here";
+  kill_a_save_everywhere(save_new_with_weights, true);
 }
 
 TEST(Kill, AtEveryFileSystemCallOfAnExport) {

@@ -216,36 +216,24 @@ TempDir::~TempDir() {
   std::filesystem::remove_all(path, ignored);
 }
 
-strata_status save(const Model& model, const std::string& root, const std::string& tag) {
-  Instance instance(0, model.world());
-  std::vector<strata_ckpt_save*> saves;
+namespace {
+
+using Saves = std::vector<strata_ckpt_save*>;
+
+strata_status export_phases(const Instance& instance, const Model& model, const std::string& root,
+                            const std::string& name, Saves* saves) {
   strata_status code = STRATA_OK;
-  for (int r = 0; r < model.world() && code == STRATA_OK; ++r) {
-    SaveArgs args(model, root, tag, r);
-    strata_ckpt_save* s = nullptr;
-    code = instance.api->write(instance.self, &args.c, &s);
-    if (code == STRATA_OK) saves.push_back(s);
-  }
-  for (strata_ckpt_save* s : saves) {
-    if (code != STRATA_OK) {
-      instance.api->abandon(instance.self, s);
-    } else if (const strata_status c = instance.api->commit(instance.self, s); c != STRATA_OK) {
-      code = c;
+  for (uint32_t phase = 0; phase < 2; ++phase) {
+    for (int r = 0; r < model.world() && code == STRATA_OK; ++r) {
+      SaveArgs args(model, root, name, r);
+      code = instance.api->export_weights(instance.self, &args.c, phase, &(*saves)[static_cast<size_t>(r)]);
     }
   }
   return code;
 }
 
-strata_status export_file(const Model& model, const std::string& root, const std::string& file) {
-  Instance instance(0, model.world());
-  std::vector<strata_ckpt_save*> saves(static_cast<size_t>(model.world()), nullptr);
-  strata_status code = STRATA_OK;
-  for (uint32_t phase = 0; phase < 2; ++phase) {
-    for (int r = 0; r < model.world() && code == STRATA_OK; ++r) {
-      SaveArgs args(model, root, file, r);
-      code = instance.api->export_weights(instance.self, &args.c, phase, &saves[static_cast<size_t>(r)]);
-    }
-  }
+// Commits on every rank; abandons where something went wrong.
+strata_status end(const Instance& instance, const Saves& saves, strata_status code) {
   for (strata_ckpt_save* s : saves) {
     if (code != STRATA_OK) {
       if (s) instance.api->abandon(instance.self, s);
@@ -254,6 +242,26 @@ strata_status export_file(const Model& model, const std::string& root, const std
     }
   }
   return code;
+}
+
+}  // namespace
+
+strata_status save(const Model& model, const std::string& root, const std::string& tag, bool weights) {
+  Instance instance(0, model.world());
+  Saves saves(static_cast<size_t>(model.world()), nullptr);
+  strata_status code = STRATA_OK;
+  for (int r = 0; r < model.world() && code == STRATA_OK; ++r) {
+    SaveArgs args(model, root, tag, r);
+    code = instance.api->write(instance.self, &args.c, &saves[static_cast<size_t>(r)]);
+  }
+  if (weights && code == STRATA_OK) code = export_phases(instance, model, root, tag, &saves);
+  return end(instance, saves, code);
+}
+
+strata_status export_file(const Model& model, const std::string& root, const std::string& file) {
+  Instance instance(0, model.world());
+  Saves saves(static_cast<size_t>(model.world()), nullptr);
+  return end(instance, saves, export_phases(instance, model, root, file, &saves));
 }
 
 namespace {

@@ -119,8 +119,9 @@ class TempDir {
   const std::string path;
 };
 
-// write on every rank in turn, then commit on all. The first status that is not OK (after abandoning).
-strata_status save(const Model& model, const std::string& root, const std::string& tag);
+// write on every rank in turn, then commit on all. The first status that is not OK (after abandoning). `weights`: with
+// the one weight file in the checkpoint.
+strata_status save(const Model& model, const std::string& root, const std::string& tag, bool weights = false);
 // Both phases of an export, then commit.
 strata_status export_file(const Model& model, const std::string& root, const std::string& file);
 // Opens a checkpoint (tag NULL: latest), reads every array of every param in `cuts` equal parts and compares all bits;

@@ -174,15 +174,41 @@ TEST(Roundtrip, ReadsOnlyWhatItNeeds) {
   EXPECT_LE(bytes, out.size() * 4 * 2 + (1 << 20));  // a block once whole, and its parts
 }
 
-TEST(Arguments, TagsAreOnePathComponent) {
+// Each kind of tag that is refused, with the words for it; a file name is held to the same but for its ending.
+TEST(Arguments, NamesThatCannotBeTagsAreRefusedWithTheReason) {
   TempDir dir;
   Model m;
   m.shard(1);
-  for (const char* tag : {"", ".", "..", ".x", "a/b", "latest", "a\nb"}) {
-    EXPECT_THAT(failed_write(m, dir.path, tag, STRATA_INVALID_ARGUMENT), HasSubstr("tag")) << tag;
+  const std::pair<std::string, const char*> names[] = {
+      {"", "0 bytes"},
+      {std::string(201, 't'), "201 bytes"},
+      {".", "begins with a dot"},
+      {"..", "begins with a dot"},
+      {".t.partial", "begins with a dot"},
+      {".latest.next", "begins with a dot"},
+      {"a/b", "one path component"},
+      {" ", "is blank"},
+      {" \t ", "is blank"},
+      {" a", "white space"},
+      {"a ", "white space"},
+      {"a\n", "white space"},
+      {"a\nb", "control character"},
+      {"a\x7f", "control character"},
+      {"latest", "names the newest checkpoint"},
+  };
+  Instance instance;
+  for (const auto& [name, reason] : names) {
+    EXPECT_THAT(failed_write(m, dir.path, name, STRATA_INVALID_ARGUMENT), HasSubstr(reason)) << name;
+    strata_ckpt_load* load = nullptr;
+    EXPECT_EQ(instance.api->load_open(instance.self, dir.path.c_str(), name.c_str(), &load), STRATA_INVALID_ARGUMENT);
+    EXPECT_THAT(failure_text(STRATA_INVALID_ARGUMENT), HasSubstr(reason)) << name;
+    EXPECT_EQ(export_file(m, dir.path, name), STRATA_INVALID_ARGUMENT);
+    EXPECT_THAT(failure_text(STRATA_INVALID_ARGUMENT), HasSubstr(reason)) << name;
   }
-  failed_write(m, dir.path, std::string(201, 't'), STRATA_INVALID_ARGUMENT);
+  EXPECT_THAT(failed_write(m, dir.path, "x.weights.h5", STRATA_INVALID_ARGUMENT), HasSubstr("as weight files do"));
   EXPECT_TRUE(fs::is_empty(dir.path));
+  EXPECT_EQ(export_file(m, dir.path, "x.weights.h5"), STRATA_OK);
+  EXPECT_EQ(save(m, dir.path, "step 1, \xc3\xa9t\xc3\xa9"), STRATA_OK) << "spaces inside and UTF-8 are fine";
 }
 
 TEST(Arguments, WrongDescriptionsAreRefusedBeforeAnythingIsWritten) {

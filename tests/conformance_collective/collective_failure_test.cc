@@ -146,6 +146,19 @@ TEST_P(CollectiveFailure, WrongItemsAreRefusedAndToldToOthers) {
 
 // ---- ranks that leave or give up ----
 
+// A rank may be through with a call, and fail in the next, before another has noticed that the call is complete.
+TEST_P(CollectiveFailure, ARankThatFailsNextDoesNotSpoilWhatIsComplete) {
+  for (int round = 0; round < 100; ++round) {
+    run_ranks(GetParam(), [](Peer& peer, int rank) -> std::string {
+      for (int call = 0; call < 3; ++call) {
+        RETURN_IF_BAD(expect_ok(peer.barrier()));  // as is the opening
+      }
+      if (rank == 1) peer.api->abort(peer.comm, STRATA_ABORTED, "enough");
+      return "";
+    });
+  }
+}
+
 TEST_P(CollectiveFailure, CloseWhileOthersWaitNamesTheRank) {
   run_ranks(GetParam(), [](Peer& peer, int rank) -> std::string {
     RETURN_IF_BAD(expect_ok(gather(peer, 1000)));

@@ -9,7 +9,7 @@ namespace strata::test {
 std::ostream& operator<<(std::ostream& out, const Setup& setup) { return out << setup_name(setup); }
 
 std::string setup_name(const Setup& setup) {
-  return setup.plugin + (setup.threads ? "_threads_" : "_processes_") + std::to_string(setup.world);
+  return plugin_id(setup.plugin) + (setup.threads ? "_threads_" : "_processes_") + std::to_string(setup.world);
 }
 
 Peer::Peer(const Setup& setup, int rank_number, const std::string& job, unsigned host_threads)

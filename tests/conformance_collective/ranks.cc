@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -15,11 +16,14 @@ namespace strata::test {
 
 std::vector<Setup> all_setups(const std::vector<int>& worlds) {
   std::vector<Setup> setups;
-  for (const char* plugin : {"comm_local"}) {
+  std::vector<std::string> plugins = {"comm_local"};
+  if (!plugin_from_outside().empty()) plugins.push_back(plugin_from_outside());
+  for (const std::string& plugin : plugins) {
     for (bool threads : {true, false}) {
       for (int world : worlds) setups.push_back({plugin, threads, world});
     }
   }
+  if (std::count(worlds.begin(), worlds.end(), 1)) setups.push_back({"null", true, 1});  // it serves no other world
   return setups;
 }
 

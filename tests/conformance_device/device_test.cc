@@ -18,8 +18,7 @@ TEST_P(Device, SaysWhatItIs) {
   strata_device_caps caps{};
   caps.struct_size = sizeof(caps);
   ASSERT_EQ(api->caps(device, &caps), STRATA_OK);
-  EXPECT_EQ(caps.type, STRATA_CPU);
-  EXPECT_TRUE(caps.flags & STRATA_DEVICE_HOST_COHERENT);
+  EXPECT_EQ(caps.type, coherent ? STRATA_CPU : STRATA_CUDA);
   EXPECT_GE(caps.alignment, 256u);
   EXPECT_GT(caps.total_bytes, 0u);
   EXPECT_GT(caps.free_bytes, 0u);
@@ -41,7 +40,7 @@ TEST_P(Device, AllocatesAlignedUsableMemory) {
     ASSERT_EQ(api->alloc(device, bytes, &p), STRATA_OK);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % caps.alignment, 0u);
     ASSERT_EQ(api->fill(device, p, 0x5A, bytes, &stream), STRATA_OK);
-    EXPECT_EQ(static_cast<unsigned char*>(p)[bytes - 1], 0x5A);
+    EXPECT_EQ(byte_at(static_cast<char*>(p) + bytes - 1), 0x5A);
     all.push_back(p);
   }
   for (size_t i = 0; i < all.size(); i += 2) api->free(device, all[i]);
@@ -68,10 +67,13 @@ TEST_P(Device, CopiesAndFillsEverySize) {
   for (size_t bytes : {0, 1, 2, 63, 64, 65, 4095, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5}) {
     Buffer src(bytes, 1), dst(bytes, 3);
     for (size_t i = 0; i < bytes; ++i) src.data()[i] = static_cast<char>(i * 7 + i / 256);
-    ASSERT_EQ(api->copy(device, dst.data(), src.data(), bytes, &stream), STRATA_OK);
+    const There from(*this, src), to(*this, dst);
+    ASSERT_EQ(api->copy(device, to.data(), from.data(), bytes, &stream), STRATA_OK);
+    to.back_to(dst);
     EXPECT_EQ(std::memcmp(dst.data(), src.data(), bytes), 0) << bytes;
     EXPECT_TRUE(dst.edges_whole());
-    ASSERT_EQ(api->fill(device, dst.data(), 0xEE, bytes, &stream), STRATA_OK);
+    ASSERT_EQ(api->fill(device, to.data(), 0xEE, bytes, &stream), STRATA_OK);
+    to.back_to(dst);
     EXPECT_EQ(std::count(dst.data(), dst.data() + bytes, '\xEE'), static_cast<ptrdiff_t>(bytes));
     EXPECT_TRUE(dst.edges_whole());
   }
@@ -96,8 +98,8 @@ TEST_P(Device, RefusesWrongArguments) {
   refused(api->find_nonfinite(device, x, STRATA_U16, 1, &index, &stream), "dtype 5");
   refused(api->copy(device, x, nullptr, 4, &stream), "NULL");
   refused(api->fill(device, nullptr, 0, 4, &stream), "NULL");
-  const strata_stream cuda{sizeof(strata_stream), STRATA_ABI_MINOR, STRATA_CUDA, 0, x};
-  refused(api->fill(device, x, 0, 4, &cuda), "stream");
+  const strata_stream other{sizeof(strata_stream), STRATA_ABI_MINOR, coherent ? STRATA_CUDA : STRATA_CUDA_HOST, 0, x};
+  refused(api->fill(device, x, 0, 4, &other), "stream");
 }
 
 TEST_P(Device, ServesSeveralThreadsAtOnce) {
@@ -110,7 +112,7 @@ TEST_P(Device, ServesSeveralThreadsAtOnce) {
         void* p = nullptr;
         if (api->alloc(device, bytes, &p) != STRATA_OK) ++wrong;
         if (api->fill(device, p, static_cast<uint8_t>(t), bytes, &stream) != STRATA_OK) ++wrong;
-        if (static_cast<char*>(p)[bytes / 2] != t) ++wrong;
+        if (byte_at(static_cast<char*>(p) + bytes / 2) != t) ++wrong;
         api->free(device, p);
       }
     });
@@ -119,7 +121,7 @@ TEST_P(Device, ServesSeveralThreadsAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Plugins, Device, testing::ValuesIn(host_devices()), device_name);
+INSTANTIATE_TEST_SUITE_P(Plugins, Device, testing::ValuesIn(all_devices()), device_name);
 
 TEST(DeviceHostOptions, RefusesAnUnknownInstructionSet) {
   auto* api = load<strata_device_api>("device_host", STRATA_DEVICE);

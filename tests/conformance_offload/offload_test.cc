@@ -134,8 +134,13 @@ TEST_P(Offload, CountsBytesExactly) {
   EXPECT_EQ(tier.caps().used_bytes, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, Offload, testing::Values(TierParam{"offload_cpu", true}, TierParam{"null", false}),
-                         [](const auto& tested) { return tested.param.plugin; });
+std::vector<TierParam> tiers() {
+  std::vector<TierParam> all = {{"offload_cpu", true}, {"null", false}};
+  if (!plugin_from_outside().empty()) all.push_back({plugin_from_outside(), true});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Tiers, Offload, testing::ValuesIn(tiers()),
+                         [](const auto& tested) { return plugin_id(tested.param.plugin); });
 
 }  // namespace
 }  // namespace strata::test

@@ -128,8 +128,10 @@ strata_optim_group group(double lr, double beta1, double beta2, double eps, doub
   return {sizeof(strata_optim_group), STRATA_ABI_MINOR, lr, beta1, beta2, eps, decay};
 }
 
-Adamw::Adamw(Options options, const strata_host* host)
-    : api(load<strata_optimizer_api>("optim_adamw", STRATA_OPTIMIZER)) {
+Adamw::Adamw(Options options, const strata_host* host) : Adamw("optim_adamw", std::move(options), host) {}
+
+Adamw::Adamw(const std::string& plugin, Options options, const strata_host* host)
+    : api(load<strata_optimizer_api>(plugin, STRATA_OPTIMIZER)) {
   strata_open_args a = rank.args(&options);
   if (host != nullptr) a.host = host;
   const Status status = take_failure(api->open(&a, &self));

@@ -1,4 +1,4 @@
-// adamw_fixture.h - an instance of optim_adamw and slices of data for it, with arrays at any element of a line.
+// adamw_fixture.h - an instance of an AdamW plugin and slices of data for it, with arrays at any element of a line.
 #pragma once
 
 #include <array>
@@ -63,6 +63,7 @@ strata_optim_group group(double lr, double beta1, double beta2, double eps, doub
 
 struct Adamw {
   explicit Adamw(Options options = {}, const strata_host* host = nullptr);
+  Adamw(const std::string& plugin, Options options, const strata_host* host = nullptr);
   ~Adamw();
   Adamw(const Adamw&) = delete;
 

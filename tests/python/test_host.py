@@ -64,6 +64,22 @@ def test_bf16_weights_and_gradients():
         np.testing.assert_array_equal(weight.view(np.uint32), nearest.astype(np.uint32) << 16)
 
 
+@pytest.mark.skipif(np.dtype(strata.bfloat16).names is None, reason="ml_dtypes is installed")
+def test_bf16_bits_never_compute_in_silence():
+    with open_engine() as e:
+        unit, params = register(e, "bf16")
+        with e.fetch(unit):
+            view = params["w"].view()
+            for compute in (lambda: view + 1, lambda: view * 0.5, lambda: view @ view, lambda: np.sum(view)):
+                with pytest.raises(TypeError):
+                    compute()
+        bits = np.zeros(params["w"].shape, np.uint16)
+        with pytest.raises(strata.InvalidArgument, match="uint16"):  # integers are not weights, nor bits by guess
+            params["w"].grad(bits)
+        params["w"].grad(bits.view(strata.bfloat16))
+        e.end_backward()
+
+
 def test_groups_frozen_and_tied_params():
     with open_engine(stage=3) as e:
         slow = e.group(lr=0.001, betas=(0.9, 0.99), weight_decay=0)

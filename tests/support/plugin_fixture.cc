@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <mutex>
 
 namespace strata::test {
@@ -50,8 +52,16 @@ const strata_options* Options::c() {
   return &list_;
 }
 
+std::string plugin_from_outside() {
+  const char* path = std::getenv("STRATA_TEST_PLUGIN");
+  return path && *path ? std::filesystem::absolute(path).string() : "";
+}
+
+std::string plugin_id(const std::string& plugin) { return std::filesystem::path(plugin).stem().string(); }
+
 const void* load_interface(const std::string& plugin, const std::string& interface_id) {
-  const std::string path = std::string(STRATA_PLUGIN_DIR) + "/" + plugin + ".so";
+  const bool is_path = plugin.find('/') != std::string::npos;
+  const std::string path = is_path ? plugin : std::string(STRATA_PLUGIN_DIR) + "/" + plugin + ".so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!library) {
     ADD_FAILURE() << dlerror();

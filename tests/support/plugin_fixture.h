@@ -33,8 +33,14 @@ class Options {
   strata_options list_{};
 };
 
-// Loads lib/plugins/<name>.so of this build (RTLD_NOW | RTLD_LOCAL, never unloaded) and returns its table for
-// the interface, or fails the test and returns NULL.
+// The library of STRATA_TEST_PLUGIN, a path, "" when it is not set: conformance tests run on it, too, so that a plugin
+// outside this tree is held to the same rules as those inside.
+std::string plugin_from_outside();
+// What tests are named by: "my_tier" for "my_tier" and for "/home/me/my_tier.so".
+std::string plugin_id(const std::string& plugin);
+
+// Loads lib/plugins/<name>.so of this build, or the library at a path (RTLD_NOW | RTLD_LOCAL, never unloaded), and
+// returns its table for the interface, or fails the test and returns NULL.
 const void* load_interface(const std::string& plugin, const std::string& interface_id);
 
 template <class Api>

@@ -5,6 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
+#include <set>
 
 #include "tests/train/reference.h"
 
@@ -171,6 +174,64 @@ TEST(Checkpoint, ALoadThatDoesNotFitChangesNothing) {
     EXPECT_STREQ(who, "mine");
   };
   EXPECT_EQ(run(t).error, "");
+}
+
+TEST(Checkpoint, TheWeightFileIsPartOfTheCheckpoint) {
+  TempDir dir;
+  Trial t = trial(3, 2, "cpu");
+  t.overrides.push_back("zero_optimization.gather_16bit_weights_on_model_save=true");
+  const std::string exported = dir.path + "/alone.h5";
+  run_on(t, [&](int rank, strata_engine* e) {
+    std::string error = steps(t, e, rank, 1, 1);
+    if (error.empty()) error = call(strata_save(e, dir.path.c_str(), "one"));
+    if (error.empty()) error = call(strata_export_weights(e, exported.c_str()));
+    return error.empty() ? call(strata_load(e, dir.path.c_str(), "one")) : error;
+  });
+  const auto bytes = [](const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_GT(fs::file_size(exported), 2u * 64 * 97);
+  EXPECT_TRUE(bytes(dir.path + "/one/weights.h5") == bytes(exported));
+}
+
+// "save of x: save of x: ...": what is being done is said once, on the rank that failed and on those that only hear of
+// it.
+TEST(Checkpoint, ErrorsSayWhatWasDoneOnce) {
+  TempDir dir;
+  Trial t = trial(3, 2);
+  t.overrides.push_back("zero_optimization.gather_16bit_weights_on_model_save=true");
+  std::ofstream(dir.path + "/file") << "x";
+  fs::create_directory(dir.path + "/taken.h5");
+  run_on(t, [&](int rank, strata_engine* e) -> std::string {
+    const std::string root = dir.path, odd_root = rank == 0 ? dir.path : dir.path + "/file/x";
+    EXPECT_EQ(strata_save(e, root.c_str(), "good"), STRATA_OK) << strata_last_error();
+    const std::function<strata_status()> wrong[] = {
+        [&] { return strata_save(e, root.c_str(), "good"); },
+        [&] { return strata_save(e, root.c_str(), " "); },
+        [&] { return strata_save(e, root.c_str(), ".x"); },
+        [&] { return strata_save(e, (root + "/file").c_str(), "t"); },
+        [&] { return strata_save(e, odd_root.c_str(), "t"); },
+        [&] { return strata_load(e, root.c_str(), "absent"); },
+        [&] { return strata_load(e, root.c_str(), " absent"); },
+        [&] { return strata_load(e, (root + "/nowhere").c_str(), nullptr); },
+        [&] { return strata_load(e, odd_root.c_str(), "good"); },
+        [&] { return strata_export_weights(e, (root + "/taken.h5").c_str()); },
+        [&] { return strata_export_weights(e, (root + "/file/x.h5").c_str()); },
+        [&] { return strata_export_weights(e, (root + "/").c_str()); },
+    };
+    for (const auto& call_it : wrong) {
+      EXPECT_NE(call_it(), STRATA_OK);
+      const std::string text = strata_last_error();
+      EXPECT_GT(text.size(), 20u);
+      std::set<std::string> parts;
+      for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 2) {
+        end = text.find(": ", begin);
+        EXPECT_TRUE(parts.insert(text.substr(begin, end - begin)).second) << "rank " << rank << ": " << text;
+      }
+    }
+    return call(strata_load(e, root.c_str(), "good"));
+  });
 }
 
 TEST(Checkpoint, ExportHoldsTheTrainingWeightsBitForBit) {

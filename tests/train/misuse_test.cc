@@ -85,6 +85,39 @@ TEST(CallOrder, EveryWrongOrderIsRefusedWithItsReason) {
   });
 }
 
+TEST(CallOrder, GroupRatesAreOnePerGroup) {
+  run_body({}, [](int, strata_engine* e) {
+    const Model m = odd_model();  // two groups
+    ASSERT_EQ(build_model(e, m), "");
+    ASSERT_EQ(micro_batch(e, m, 0, 0, 0, UINT32_MAX), "");
+    const double rates[3] = {0.1, 0.2, 0.3};
+    strata_step_args args;
+    STRATA_INIT(&args);
+    args.lr = 0.1;
+    args.group_lr = rates;
+    for (uint64_t count : {0, 1, 3}) {
+      args.group_count = count;
+      EXPECT_EQ(strata_step(e, &args), STRATA_INVALID_ARGUMENT);
+      EXPECT_TRUE(says("there are 2 param groups")) << last();
+    }
+    args.group_count = 2;
+    EXPECT_EQ(strata_step(e, &args), STRATA_OK) << last();
+  });
+}
+
+TEST(CallOrder, AStructSizeWithinAFieldIsRefused) {
+  run_body({}, [](int, strata_engine* e) {
+    for (uint32_t size : {1u, 7u, 9u, 12u, 21u}) {
+      strata_param_args args;
+      STRATA_INIT(&args);
+      args.struct_size = size;
+      strata_param param;
+      EXPECT_EQ(strata_add_param(e, 0, &args, &param), STRATA_INVALID_ARGUMENT);
+      EXPECT_TRUE(says("struct_size")) << last();
+    }
+  });
+}
+
 TEST(CallOrder, AGradientAfterItsUnitIsDoneIsRefusedByName) {  // [11]
   run_body({.stage = 2}, [](int, strata_engine* e) {
     const Model m = odd_model();
@@ -140,7 +173,7 @@ TEST(CallOrder, CallsFromALogCallbackAreRefused) {
   const char* debug = "log_level=debug";
   args.overrides = &debug;
   args.override_count = 1;
-  args.plugin_dir = STRATA_TEST_PLUGIN_DIR;
+  args.plugin_dir = STRATA_BUILD_PLUGIN_DIR;
   args.log_ctx = &seen;
   args.log = [](void* ctx, strata_log_level, const char*, const char*) {
     auto* s = static_cast<Seen*>(ctx);
@@ -318,6 +351,26 @@ TEST(Ranks, DifferentRegistrationIsRefusedOnAll) {
     EXPECT_EQ(strata_commit(e), STRATA_FAILED_PRECONDITION);
     EXPECT_TRUE(says("rank 1 differs")) << last();
   });
+}
+
+TEST(Ranks, ADifferentSettingIsRefusedOnAllByItsKey) {
+  for (const char* key : {"gradient_clipping", "zero_optimization.reduce_bucket_size",
+                          "zero_optimization.prefetch_bucket_size", "zero_optimization.stage"}) {
+    Trial ranks[2] = {{.world = 2, .stage = 3}, {.world = 2, .stage = 3}};
+    ranks[1].overrides = {std::string(key) + "=2"};
+    std::thread threads[2];
+    for (int rank = 0; rank < 2; ++rank) {
+      threads[rank] = std::thread([&, rank] {
+        std::string error;
+        strata_engine* e = open_rank(ranks[rank], "differ-" + std::string(key), rank, &error);
+        ASSERT_NE(e, nullptr) << error;
+        EXPECT_EQ(strata_commit(e), STRATA_FAILED_PRECONDITION);
+        EXPECT_TRUE(says(key) && says("rank 1 differs")) << last();
+        strata_close(e);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 }
 
 TEST(Ranks, DifferentUnitsFetchedAreNamedOnAll) {  // [03] not declared as one unit

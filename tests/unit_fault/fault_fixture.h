@@ -34,7 +34,7 @@ inline std::string unique(const std::string& what) {
 
 inline PluginSearch this_build() {
   PluginSearch search;
-  search.directories = {std::string(STRATA_BUILD_DIR) + "/lib/plugins"};
+  search.directories = {std::string(STRATA_BUILD_DIR) + "/lib/plugins", LATE_FAILURE_DIR};
   return search;
 }
 

@@ -61,7 +61,12 @@ TEST(FaultDevice, WrapsEverySlot) {
   EXPECT_EQ(d.api->find_nonfinite(d.self, x, STRATA_F32, 2048, &index, &stream), STRATA_OK);
   EXPECT_EQ(index, -1);
   EXPECT_EQ(d.api->stream_wait_host(d.self, &stream), STRATA_OK);
-  EXPECT_EQ(d.api->stream_wait_stream(d.self, &stream, &stream), STRATA_OK);
+  strata_marker* marker = nullptr;
+  EXPECT_EQ(d.api->marker_create(d.self, &marker), STRATA_OK);
+  EXPECT_EQ(d.api->marker_record(d.self, marker, &stream), STRATA_OK);
+  EXPECT_EQ(d.api->stream_wait_marker(d.self, &stream, marker), STRATA_OK);
+  EXPECT_EQ(d.api->marker_wait_host(d.self, marker), STRATA_OK);
+  d.api->marker_destroy(d.self, marker);
   Event event = Event::create();
   EXPECT_EQ(d.api->stream_record(d.self, &stream, event.get()), STRATA_OK);
   EXPECT_TRUE(event->is_set());
@@ -72,6 +77,38 @@ TEST(FaultDevice, WrapsEverySlot) {
       {"alloc", 16384}, {"alloc_pinned", 4096}, {"fill", 8192},         {"copy", 8192},
       {"cast", 4096},   {"accumulate", 4096},   {"square_sums", 16384}, {"find_nonfinite", 8192}};
   for (auto [op, n] : bytes) EXPECT_EQ(control()->bytes_seen(tag.c_str(), 0, op), n) << op;
+}
+
+// The event that the caller waits for ends with the words of the wrapped plugin, not with fault's.
+TEST(FaultCollective, PassesOnTheStatusAndTextOfAnEventThatFails) {
+  Wrapped<strata_collective_api, strata_comm> c(STRATA_COLLECTIVE, "late_failure", "all_gather:1:late=1",
+                                                unique("tag"));
+  strata_coll_args args{};
+  args.struct_size = sizeof(args);
+  args.label = "gather layer3";
+  args.deadline_ns = -1;
+  for (const char* call : {"late", "passed on at once"}) {
+    Event done = Event::create();
+    ASSERT_EQ(c.api->all_gather(c.self, &args, done.get()), STRATA_OK);
+    const Status status = done->wait(std::chrono::seconds(10));
+    EXPECT_EQ(status.code(), STRATA_UNAVAILABLE) << call;
+    EXPECT_EQ(status.text(), "late_failure: gather layer3: the wire was cut") << call;
+  }
+}
+
+TEST(HostSync, SetFromTakesStatusAndTextAndOnlyOnce) {
+  Host host([](strata_log_level, const string&, const string&) {}, STRATA_LOG_DEBUG, 1);
+  const auto* sync = static_cast<const strata_sync_api*>(host.c()->get_interface(host.c()->ctx, STRATA_HOST_SYNC));
+  ASSERT_TRUE(STRATA_HAS(sync, strata_sync_api, set_from));
+  Event source = Event::create(), first = Event::create(), second = Event::create();
+  sync->set_from(first.get(), source.get());  // too early: the caller has not waited
+  EXPECT_EQ(first->wait({}).code(), STRATA_DEADLINE_EXCEEDED);
+  sync->set(source.get(), STRATA_DATA_LOSS, "block 7");
+  sync->set_from(second.get(), source.get());
+  sync->set_from(first.get(), source.get());
+  EXPECT_EQ(second->wait({}).code(), STRATA_DATA_LOSS);
+  EXPECT_EQ(second->wait({}).text(), "block 7");
+  EXPECT_EQ(first->wait({}).code(), STRATA_DEADLINE_EXCEEDED) << "a second set is ignored";
 }
 
 TEST(FaultCollective, HoldsTheCompletionAndCountsOutputBytes) {

@@ -9,6 +9,7 @@
 
 #include "core/manifest_keys.h"
 #include "tests/unit_manifest/manifest_text.h"
+#include "tools/manifest_docs.h"
 
 namespace strata {
 namespace {

@@ -37,7 +37,8 @@ TEST(ManifestRules, DeprecatedBesideItsReplacementIsAnError) {
 TEST(ManifestRules, ParamOffloadBelowStage3) {
   EXPECT_EQ(refusal("[zero_optimization]\nstage = 2\n[zero_optimization.offload_param]\ndevice = \"cpu\""),
             "m.toml:4:1: `zero_optimization.offload_param.device` has no effect: `zero_optimization.stage` is 2 "
-            "(m.toml:2:1) and params are sharded only at stage 3; remove it or set stage = 3");
+            "(m.toml:2:1) and params are sharded only at stage 3; remove it or set stage = 3 "
+            "(no_effect_keys = \"warn\" lets such keys pass)");
   accepted("[zero_optimization]\nstage = 2\n[zero_optimization.offload_param]\ndevice = \"none\"");
 }
 
@@ -62,6 +63,30 @@ TEST(ManifestRules, NoEffectCanBeAWarningButNeverSilent) {
   EXPECT_THAT(warnings, ElementsAre(HasSubstr("max_live_parameters` has no effect"),
                                     HasSubstr("offload_param.device` has no effect")));
   EXPECT_EQ(s.zero_optimization.offload_param.device, OffloadDevice::kNone);
+}
+
+TEST(ManifestRules, AnOverrideMayMakeKeysOfTheFileIdle) {
+  const std::string text =
+      "[zero_optimization]\nstage = 3\nstage3_max_live_parameters = 1e6\n"
+      "offload_param = {device = \"cpu\", pin_memory = true}\noffload_optimizer = {device = \"cpu\", pin_memory = "
+      "true}";
+  std::vector<std::string> warnings;
+  const Settings s =
+      accepted(text, {"zero_optimization.stage=1", "zero_optimization.offload_optimizer.device=none"}, &warnings);
+  EXPECT_EQ(s.zero_optimization.offload_param.device, OffloadDevice::kNone);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("`zero_optimization.stage3_max_live_parameters` has no effect"),
+                                    HasSubstr("offload_optimizer.pin_memory` has no effect"),
+                                    HasSubstr("offload_param.device` has no effect")));
+  // Not when the override itself has no effect, nor when file contradicts file.
+  EXPECT_THAT(refusal("zero_optimization.stage = 1", {"zero_optimization.max_live_parameters=1e6"}),
+              HasSubstr("has no effect"));
+  EXPECT_THAT(refusal(text, {"zero_optimization.stage=1", "zero_optimization.max_reuse_distance=1"}),
+              HasSubstr("max_reuse_distance` has no effect"));
+}
+
+TEST(ManifestRules, ErrorsNameAKeyAsItWasWritten) {
+  EXPECT_THAT(refusal("[zero_optimization]\nstage = 1\nstage3_prefetch_bucket_size = 1e5"),
+              HasSubstr("`zero_optimization.stage3_prefetch_bucket_size` has no effect"));
 }
 
 TEST(ManifestRules, TierKeysNeedTheirTier) {

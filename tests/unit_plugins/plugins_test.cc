@@ -101,7 +101,12 @@ TEST_F(Plugins, ADeviceWithoutStreamsIsOnTheCpu) {
   EXPECT_EQ(stream.domain, STRATA_CPU);
   EXPECT_EQ(stream.native, nullptr);
   EXPECT_EQ(device->stream_wait_host(nullptr, &stream), STRATA_OK);
-  EXPECT_EQ(device->stream_wait_stream(nullptr, &stream, &stream), STRATA_OK);
+  strata_marker* marker = nullptr;
+  EXPECT_EQ(device->marker_create(nullptr, &marker), STRATA_OK);
+  EXPECT_EQ(device->marker_record(nullptr, marker, &stream), STRATA_OK);
+  EXPECT_EQ(device->stream_wait_marker(nullptr, &stream, marker), STRATA_OK);
+  EXPECT_EQ(device->marker_wait_host(nullptr, marker), STRATA_OK);
+  device->marker_destroy(nullptr, marker);
   Event event = Event::create();
   EXPECT_EQ(device->stream_record(nullptr, &stream, event.get()), STRATA_OK);
   EXPECT_TRUE(event->is_set());

@@ -17,6 +17,7 @@ STRATA_EXTERN_C_BEGIN
 #define STRATA_DEVICE "strata.device/1"
 
 typedef struct strata_device strata_device;
+typedef struct strata_marker strata_marker; /* a point in a stream's work; the device's event, under a free name */
 
 /* Elements per block of `square_sums`; shards are multiples of it, so that no block crosses an owner. */
 #define STRATA_NORM_BLOCK 2048u
@@ -75,8 +76,9 @@ typedef struct strata_device_api {
   strata_status(STRATA_CALL *accumulate)(strata_device *self, float *dst, const void *src, strata_dtype src_dtype,
                                          uint64_t count, const strata_stream *stream);
   /* Required. Sum of squares of each block of STRATA_NORM_BLOCK elements into sums[block] (fp64, host-readable when
-   * the stream is done). Within a block: s[i] = x[i]^2 exactly in fp64, then for stride 1024, 512, ..., 1:
-   * s[i] = s[i] + s[i + stride] for i < stride; sums[block] = s[0]. `count` is a multiple of the block. [any][open] */
+   * the stream is done; in memory of alloc_pinned where there is such, else the call may wait for the stream). Within
+   * a block: s[i] = x[i]^2 exactly in fp64, then for stride 1024, 512, ..., 1: s[i] = s[i] + s[i + stride] for
+   * i < stride; sums[block] = s[0]. `count` is a multiple of the block. [any][open] */
   strata_status(STRATA_CALL *square_sums)(strata_device *self, const void *src, strata_dtype dtype, uint64_t count,
                                           double *sums, const strata_stream *stream);
   /* Required. Index of the first element that is inf or NaN, or -1. Waits for the stream. [any][open] */
@@ -88,11 +90,21 @@ typedef struct strata_device_api {
   void(STRATA_CALL *stream_destroy)(strata_device *self, strata_stream *stream);
   /* Blocks the calling thread until all work of the stream is done. [any][open] */
   strata_status(STRATA_CALL *stream_wait_host)(strata_device *self, const strata_stream *stream);
-  /* Makes `consumer` wait, on the device, for everything enqueued on `producer` so far. [any][open] */
-  strata_status(STRATA_CALL *stream_wait_stream)(strata_device *self, const strata_stream *consumer,
-                                                 const strata_stream *producer);
   /* Sets `event` (with the device's error, if any) once everything enqueued on `stream` so far is done. [any][open] */
   strata_status(STRATA_CALL *stream_record)(strata_device *self, const strata_stream *stream, strata_event *event);
+
+  /* Optional, together with the stream calls (default: NULL, every point is reached). A marker is made once and
+   * recorded many times; before the first time it is reached. [any][open] */
+  strata_status(STRATA_CALL *marker_create)(strata_device *self, strata_marker **out);
+  void(STRATA_CALL *marker_destroy)(strata_device *self, strata_marker *marker); /* NULL is ignored. [any][open] */
+  /* The marker now stands behind everything enqueued on `stream` so far. [any][open], one caller at a
+   * time per marker */
+  strata_status(STRATA_CALL *marker_record)(strata_device *self, strata_marker *marker, const strata_stream *stream);
+  /* Makes `stream` wait, on the device, for the point the marker stands at. [any][open] */
+  strata_status(STRATA_CALL *stream_wait_marker)(strata_device *self, const strata_stream *stream,
+                                                 strata_marker *marker);
+  /* Blocks the calling thread until that point is reached; the device's error, if any. [any][open] blocks */
+  strata_status(STRATA_CALL *marker_wait_host)(strata_device *self, strata_marker *marker);
 } strata_device_api;
 
 STRATA_EXTERN_C_END

@@ -1,8 +1,10 @@
 """numpy arrays as the engine's tensors, and views of fetched weights as numpy arrays.
 
 Dtypes are named as in manifests: "fp32", "bf16", "fp16". numpy has no bfloat16: a bf16 array is ml_dtypes.bfloat16
-where that package is installed, else uint16 holding the bits; both are accepted. Arithmetic on the bits is meaningless,
-so compute on to_float32(array). float64 arrays are refused, not rounded behind the caller's back.
+where that package is installed, else a dtype of one field that holds the bits and that numpy refuses to compute with
+(uint16 would compute nonsense in silence): compute on to_float32(array). `bfloat16` is whichever of the two it is; bits
+in uint16 become an array of it by bits.view(strata.bfloat16). float64 arrays are refused, not rounded behind the
+caller's back.
 """
 import ctypes
 import math
@@ -15,12 +17,11 @@ from .errors import FailedPrecondition, InvalidArgument
 try:
     from ml_dtypes import bfloat16
 except ImportError:
-    bfloat16 = np.uint16
+    bfloat16 = np.dtype([("bf16", "<u2")])
 
 NUMPY_DTYPE = {"fp32": np.dtype(np.float32), "bf16": np.dtype(bfloat16), "fp16": np.dtype(np.float16)}
 CODE = {"fp32": _abi.F32, "bf16": _abi.BF16, "fp16": _abi.F16}
-_CODE_OF_NUMPY = {np.dtype(np.float32): _abi.F32, np.dtype(np.float16): _abi.F16, np.dtype(np.uint16): _abi.BF16,
-                  np.dtype(bfloat16): _abi.BF16}
+_CODE_OF_NUMPY = {np.dtype(np.float32): _abi.F32, np.dtype(np.float16): _abi.F16, np.dtype(bfloat16): _abi.BF16}
 
 
 def dtype_code(name):
@@ -31,9 +32,9 @@ def dtype_code(name):
 
 
 def to_float32(array):
-    """A float32 copy; uint16 is read as bfloat16 bits. Exact."""
+    """A float32 copy; exact for bfloat16."""
     array = np.asarray(array)
-    if array.dtype in (np.dtype(np.uint16), np.dtype(bfloat16)):
+    if array.dtype == bfloat16:
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)
 
@@ -60,7 +61,7 @@ def tensor_of(array, what):
     array = np.asarray(array, order="C")
     code = _CODE_OF_NUMPY.get(array.dtype)
     if code is None or not array.dtype.isnative:
-        raise InvalidArgument(f"{what}: a {array.dtype} array; pass float32, float16, or bfloat16 (its bits as uint16)")
+        raise InvalidArgument(f"{what}: a {array.dtype} array; pass float32, float16 or strata.bfloat16")
     return _abi.strata_tensor(data=array.__array_interface__["data"][0], device_type=_abi.CPU, dtype=code,
                               ndim=array.ndim, shape=shape_of(array.shape)), array
 

@@ -67,5 +67,10 @@ enum {
   STRATA_UNAUTHENTICATED = 16,
   STRATA_AGAIN = 17 /* a submit found its queue full: call again; nothing was started */
 };
+/* Their names from 0 on, to make an array of: `const char *const names[] = {STRATA_STATUS_NAMES};` */
+#define STRATA_STATUS_NAMES                                                                                  \
+  "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",      \
+      "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",           \
+      "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED", "AGAIN"
 
 #endif

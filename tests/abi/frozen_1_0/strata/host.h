@@ -51,13 +51,16 @@ typedef struct strata_sync_api {
   strata_event *(STRATA_CALL *create)(void *ctx);
   void(STRATA_CALL *retain)(strata_event *event);  /* [any] */
   void(STRATA_CALL *release)(strata_event *event); /* [any] the last one frees */
-  /* Sets the event; `text` may be NULL for STRATA_OK and is copied. A second set is ignored and logged. [any] */
+  /* Sets the event; `text` may be NULL for STRATA_OK and is copied. A second set is ignored. [any] */
   void(STRATA_CALL *set)(strata_event *event, strata_status code, const char *text);
   /* 1 when set. [any] does not block */
   int32_t(STRATA_CALL *is_set)(strata_event *event);
   /* Waits at most timeout_ns (-1: for ever) and returns the event's status, its text through `fail`;
    * STRATA_DEADLINE_EXCEEDED when it was not set in time. [any] blocks */
   strata_status(STRATA_CALL *wait)(strata_event *event, int64_t timeout_ns);
+  /* Sets the event with the status and the text of `source`, for a plugin that wraps another: it waits for an event
+   * of its own and passes the outcome on. A source that is not set gives DEADLINE_EXCEEDED. [any] does not block */
+  void(STRATA_CALL *set_from)(strata_event *event, strata_event *source);
 } strata_sync_api;
 
 /* strata.host.executor/1 - the rank's worker threads. */

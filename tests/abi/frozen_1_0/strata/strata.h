@@ -64,7 +64,7 @@ typedef struct strata_engine_args {
   strata_log_fn log;      /* NULL: lines on stderr */
   void *log_ctx;
   const char *job;   /* ranks as threads: a name they share; NULL otherwise */
-  uint32_t threads;  /* 1: this process's threads are the ranks, and rank, world, job below say which one this is */
+  uint32_t threads;  /* 1: this process's threads are the ranks; job, rank and world say which one this is */
   int32_t rank;      /* used with threads = 1; otherwise the collective finds them in the environment */
   int32_t world;
   int32_t reserved;
@@ -138,7 +138,8 @@ STRATA_API strata_status STRATA_CALL strata_read_param(strata_engine *engine, st
  * weights are there on return). Waits for nothing but this unit's own update. Nests: each fetch has its release.
  * [collective at stage 3 and after an update at stages 1 and 2] RESOURCE_EXHAUSTED (max_live_parameters) */
 STRATA_API strata_status STRATA_CALL strata_fetch(strata_engine *engine, strata_unit unit, const strata_stream *stream);
-/* Gives the weights back; views of them end here. */
+/* Gives the weights back; views of them end here. With check_weights = true also [collective], and FAILED_PRECONDITION
+ * on every rank when one wrote into them; the old values are back, and the unit is released. */
 STRATA_API strata_status STRATA_CALL strata_release(strata_engine *engine, strata_unit unit,
                                                     const strata_stream *stream);
 /* Shape, dtype and, while its unit is fetched, data of a param. A released param has its shape, data NULL, and the
@@ -148,11 +149,11 @@ STRATA_API strata_status STRATA_CALL strata_param_view(strata_engine *engine, st
 
 /* Adds a gradient of this micro-batch. The tensor has the param's shape; F32, BF16 or F16; device memory. It is
  * read before the call returns (CPU) or on `stream`; with contiguous_gradients = false it must stay until
- * strata_end_backward returns. */
+ * strata_end_backward returns. A gradient that is refused counts as not given: zero, unless it is given again. */
 STRATA_API strata_status STRATA_CALL strata_grad(strata_engine *engine, strata_param param, const strata_tensor *grad,
                                                  const strata_stream *stream);
-/* This rank will add no more gradients to the unit in this micro-batch: reduce when its turn comes. Optional:
- * strata_end_backward does it for every unit left. */
+/* This rank will add no more gradients to the unit in this micro-batch: reduce when its turn comes. Optional while
+ * unreduced gradients fit into reduce_bucket_size: strata_end_backward does it for every unit left. */
 STRATA_API strata_status STRATA_CALL strata_grads_done(strata_engine *engine, strata_unit unit);
 /* Ends the micro-batch on this rank. [collective] */
 STRATA_API strata_status STRATA_CALL strata_end_backward(strata_engine *engine);
@@ -161,8 +162,8 @@ typedef struct strata_step_args {
   uint32_t struct_size;
   uint32_t abi_minor;
   double lr;           /* of group 0 and of groups that gave none; NaN: the manifest's */
-  const double *group_lr; /* one per group, NaN entries as above; NULL: none */
-  uint64_t group_count;
+  const double *group_lr; /* one per group, group 0 first, NaN entries as above; NULL: none */
+  uint64_t group_count;   /* of group_lr: the number of groups */
 } strata_step_args;
 /* One optimizer step over gradient_accumulation_steps finished micro-batches. Returns when the update is under way.
  * `args` NULL: the manifest's learning rate. [collective]

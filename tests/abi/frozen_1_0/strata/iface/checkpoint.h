@@ -132,7 +132,8 @@ typedef struct strata_checkpoint_api {
    * each its owned ranges, without a gather: same two phases and the same args (root: the directory, tag: the file
    * name); finish with commit or abandon. [control][open] blocks
    * Rank 0 lays the file out before the others write into it: the core puts a barrier between the phases.
-   * *inout is NULL before phase 0 and the save afterwards.
+   * *inout before phase 0 is NULL, or a save that `write` returned, with the same args as there: then the file is a
+   * part of that checkpoint, and one commit publishes both. Afterwards it is the save; NULL after an error.
    * phase 0: rank 0 creates and sizes the file; others do nothing. phase 1: every rank writes its ranges and syncs. */
   strata_status(STRATA_CALL *export_weights)(strata_ckpt *self, const strata_ckpt_save_args *args, uint32_t phase,
                                              strata_ckpt_save **inout);

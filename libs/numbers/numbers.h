@@ -1,14 +1,16 @@
 // numbers.h - conversions between fp32, bfloat16 and binary16, one number at a time: the truth the SIMD files match.
 //
 // All on integers, so that no floating point mode can change a result. A NaN becomes the canonical one of its type.
-// See kernels.h for why there is no std header here.
+// Compiled for the CPU, for wider instruction sets and by nvcc, hence internal linkage and no std header: an inline
+// function of the library compiled with AVX-512 could otherwise be the copy the linker keeps for everybody.
 #pragma once
 
 #include <stdint.h>
 
+#include "numbers/host_device.h"
 #include "strata/iface/device.h"
 
-namespace strata::device_host {
+namespace strata::numbers {
 namespace {
 
 constexpr uint32_t kNaN32 = 0x7FC00000u;
@@ -16,21 +18,21 @@ constexpr uint16_t kNaNBf16 = 0x7FC0u;
 constexpr uint16_t kNaNF16 = 0x7E00u;
 constexpr uint32_t kInf32 = 0x7F800000u;
 
-inline bool is_nan(uint32_t f32) { return (f32 & 0x7FFFFFFFu) > kInf32; }
+STRATA_HOST_DEVICE inline bool is_nan(uint32_t f32) { return (f32 & 0x7FFFFFFFu) > kInf32; }
 
 // The bits of `f32` without the lowest `shift` (1 to 31), rounded to nearest. `even` tells how ties go: to even or
 // away from zero.
-inline uint32_t shift_rounded(uint32_t f32, uint32_t shift, bool even) {
+STRATA_HOST_DEVICE inline uint32_t shift_rounded(uint32_t f32, uint32_t shift, bool even) {
   const uint32_t half = 1u << (shift - 1);
   return (f32 + (even ? half - 1 + ((f32 >> shift) & 1) : half)) >> shift;
 }
 
-inline uint16_t to_bf16(uint32_t f32, strata_rounding rounding) {
+STRATA_HOST_DEVICE inline uint16_t to_bf16(uint32_t f32, strata_rounding rounding) {
   if (is_nan(f32)) return kNaNBf16;
   return static_cast<uint16_t>(shift_rounded(f32, 16, rounding == STRATA_ROUND_EVEN));
 }
 
-inline uint16_t to_f16(uint32_t f32, strata_rounding rounding) {
+STRATA_HOST_DEVICE inline uint16_t to_f16(uint32_t f32, strata_rounding rounding) {
   if (is_nan(f32)) return kNaNF16;
   const bool even = rounding == STRATA_ROUND_EVEN;
   const uint32_t sign = (f32 >> 16) & 0x8000u;
@@ -48,9 +50,9 @@ inline uint16_t to_f16(uint32_t f32, strata_rounding rounding) {
   return static_cast<uint16_t>(sign | half);
 }
 
-inline uint32_t from_bf16(uint16_t bf16) { return static_cast<uint32_t>(bf16) << 16; }
+STRATA_HOST_DEVICE inline uint32_t from_bf16(uint16_t bf16) { return static_cast<uint32_t>(bf16) << 16; }
 
-inline uint32_t from_f16(uint16_t f16) {
+STRATA_HOST_DEVICE inline uint32_t from_f16(uint16_t f16) {
   const uint32_t sign = (f16 & 0x8000u) << 16;
   const uint32_t exponent = (f16 >> 10) & 0x1Fu;
   uint32_t mantissa = f16 & 0x3FFu;
@@ -66,4 +68,4 @@ inline uint32_t from_f16(uint16_t f16) {
 }
 
 }  // namespace
-}  // namespace strata::device_host
+}  // namespace strata::numbers

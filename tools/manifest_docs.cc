@@ -1,16 +1,9 @@
-// manifest_docs.cc - words made from the key table: names of types and ranges, the reference manifest, the docs page.
-#include <cstdio>
+#include "tools/manifest_docs.h"
 
 #include "core/manifest_keys.h"
 
 namespace strata {
 namespace {
-
-std::string number_text(double x) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.10g", x);
-  return text;
-}
 
 // Every key of one section, in table order.
 std::vector<const ManifestKey*> keys_of(const std::string& section) {
@@ -29,24 +22,6 @@ std::string spelling_note(const ManifestKey& key) {
 }
 
 }  // namespace
-
-std::string key_type_name(const ManifestKey& key) {
-  if (!key.choices.empty()) {
-    std::string names;
-    for (const KeyChoice& c : key.choices) names += (names.empty() ? "one of \"" : ", \"") + std::string(c.word) + '"';
-    return names;
-  }
-  static const char* const names[] = {"true or false", "whole number",    "number",      "text",
-                                      "two numbers",   "a list of texts", "one of words"};
-  return names[key.target.index()];
-}
-
-std::string key_range_name(const ManifestKey& key) {
-  const KeyRange& r = key.range;
-  if (r.low == 0 && r.high == 0) return "";
-  if (r.high >= 1e9) return number_text(r.low) + " or more";
-  return number_text(r.low) + (r.below ? " to below " : " to ") + number_text(r.high);
-}
 
 std::string reference_manifest() {
   std::string text =
@@ -76,8 +51,7 @@ std::string manifest_key_docs() {
   std::string text =
       "# Keys of a training manifest\n\n"
       "Made from the key table in core/manifest_keys.cc, as `examples/manifests/reference.toml` is. Sizes are exact "
-      "whole "
-      "numbers\nand may be written as `5e8`. Unknown, misplaced, contradictory and ineffective keys are errors. "
+      "whole numbers\nand may be written as `5e8`. Unknown, misplaced, contradictory and ineffective keys are errors. "
       "Options of one plugin stand\nin `[plugin.NAME]`; each plugin's own TOML lists them.\n";
   for (const ManifestSection& section : manifest_sections()) {
     const std::string title = section.path.empty() ? "Top level" : "`[" + section.path + "]`";

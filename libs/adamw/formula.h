@@ -1,4 +1,4 @@
-// adamw_ref.h - the arithmetic of AdamW, written once, for every width.
+// formula.h - the arithmetic of AdamW, written once, for every width.
 //
 // The formula is Adam (Kingma & Ba, ICLR 2015: algorithm 1 in the reordered form at the end of its section 2, with
 // eps_hat) with decoupled decay (Loshchilov & Hutter, ICLR 2019), in the order of operations of torch.optim.AdamW:
@@ -11,10 +11,13 @@
 //
 // `V` is a lane type: V::F floats, V::U unsigned and V::S signed 32-bit integers (scalars, or vectors in the compiler's
 // own vector extension, where operators and ?: work per lane), V::sqrt, V::to_float(S), V::truncate(F).
-// Everything has internal linkage, because this header is compiled with different instruction sets.
+// Everything has internal linkage and no std header is used, because this is compiled with different instruction sets
+// and, for one lane, by nvcc (with contraction off and IEEE division).
 #pragma once
 
 #include <stdint.h>
+
+#include "numbers/host_device.h"
 
 namespace strata::adamw {
 
@@ -36,7 +39,7 @@ struct Scalars {
 };
 
 template <class V>
-inline typename V::F canonical(typename V::F x) {  // every NaN becomes 0x7FC00000
+STRATA_HOST_DEVICE inline typename V::F canonical(typename V::F x) {  // every NaN becomes 0x7FC00000
   using U = typename V::U;
   return x == x ? x : __builtin_bit_cast(typename V::F, U{} + 0x7FC00000u);
 }
@@ -44,13 +47,14 @@ inline typename V::F canonical(typename V::F x) {  // every NaN becomes 0x7FC000
 // x moved toward y. The sign bit of k says from which end to start: x + k (y - x) for k = 1 - beta below 1/2, and
 // y + k (y - x) for k = -beta, so that a small beta does not lose a small y beside a large x.
 template <class V>
-inline typename V::F toward(typename V::F x, typename V::F y, typename V::F k) {
+STRATA_HOST_DEVICE inline typename V::F toward(typename V::F x, typename V::F y, typename V::F k) {
   return (__builtin_bit_cast(typename V::S, k) < 0 ? y : x) + k * (y - x);
 }
 
 // One update: gradient g and master p in, moments m and v updated, the new master returned.
 template <class V>
-inline typename V::F update(typename V::F g, typename V::F p, typename V::F& m, typename V::F& v, const Scalars<V>& s) {
+STRATA_HOST_DEVICE inline typename V::F update(typename V::F g, typename V::F p, typename V::F& m, typename V::F& v,
+                                               const Scalars<V>& s) {
   g = g * s.grad_scale + s.l2 * p;
   m = canonical<V>(toward<V>(m, g, s.move1));
   v = canonical<V>(toward<V>(v, g * g, s.move2));
@@ -60,19 +64,19 @@ inline typename V::F update(typename V::F g, typename V::F p, typename V::F& m, 
 
 // fp32 -> bf16 of a canonical value, to nearest, ties away from zero; the upper 16 bits of the result are zero.
 template <class V>
-inline typename V::U bf16_away(typename V::F x) {
+STRATA_HOST_DEVICE inline typename V::U bf16_away(typename V::F x) {
   return (__builtin_bit_cast(typename V::U, x) + 0x8000u) >> 16;
 }
 
 // The inverse of {bf16_away, low 16 bits}: the fp32 value both came from.
 template <class V>
-inline typename V::F join(typename V::U bf16, typename V::U low) {
+STRATA_HOST_DEVICE inline typename V::F join(typename V::U bf16, typename V::U low) {
   return __builtin_bit_cast(typename V::F, ((bf16 - (low >> 15)) << 16) | low);
 }
 
 // fp32 -> fp16 of a canonical value, to nearest, ties away from zero; NaN is 0x7E00.
 template <class V>
-inline typename V::U f16_away(typename V::F x) {
+STRATA_HOST_DEVICE inline typename V::U f16_away(typename V::F x) {
   using F = typename V::F;
   using U = typename V::U;
   const U bits = __builtin_bit_cast(U, x);
@@ -88,12 +92,12 @@ inline typename V::U f16_away(typename V::F x) {
 }
 
 template <class V>
-inline typename V::F from_bf16(typename V::U half) {
+STRATA_HOST_DEVICE inline typename V::F from_bf16(typename V::U half) {
   return __builtin_bit_cast(typename V::F, half << 16);
 }
 
 template <class V>
-inline typename V::F from_f16(typename V::U half) {
+STRATA_HOST_DEVICE inline typename V::F from_f16(typename V::U half) {
   using U = typename V::U;
   const U magnitude = half & 0x7FFFu;
   const U subnormal = __builtin_bit_cast(U, V::to_float(__builtin_bit_cast(typename V::S, magnitude)) * 0x1p-24f);
@@ -107,17 +111,23 @@ struct One {
   using U = uint32_t;
   using S = int32_t;
   static constexpr uint64_t width = 1;
-  static F sqrt(F x) { return __builtin_sqrtf(x); }
-  static F to_float(S x) { return static_cast<F>(x); }
-  static S truncate(F x) { return static_cast<S>(x); }
-  static F broadcast(float x) { return x; }
-  static F load(const float* p) { return *p; }
-  static U load16(const uint16_t* p) { return *p; }
-  static void store(float* p, F x) { *p = x; }
-  static void store16(uint16_t* p, U x) { *p = static_cast<uint16_t>(x); }
-  static void stream(float* p, F x) { *p = x; }
-  static void stream16(uint16_t* p, U x) { *p = static_cast<uint16_t>(x); }
-  static void fence() {}
+  STRATA_HOST_DEVICE static F sqrt(F x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return __builtin_sqrtf(x);
+#endif
+  }
+  STRATA_HOST_DEVICE static F to_float(S x) { return static_cast<F>(x); }
+  STRATA_HOST_DEVICE static S truncate(F x) { return static_cast<S>(x); }
+  STRATA_HOST_DEVICE static F broadcast(float x) { return x; }
+  STRATA_HOST_DEVICE static F load(const float* p) { return *p; }
+  STRATA_HOST_DEVICE static U load16(const uint16_t* p) { return *p; }
+  STRATA_HOST_DEVICE static void store(float* p, F x) { *p = x; }
+  STRATA_HOST_DEVICE static void store16(uint16_t* p, U x) { *p = static_cast<uint16_t>(x); }
+  STRATA_HOST_DEVICE static void stream(float* p, F x) { *p = x; }
+  STRATA_HOST_DEVICE static void stream16(uint16_t* p, U x) { *p = static_cast<uint16_t>(x); }
+  STRATA_HOST_DEVICE static void fence() {}
 };
 
 }  // namespace

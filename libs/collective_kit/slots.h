@@ -1,0 +1,154 @@
+// slots.h - the table of strata.collective/1 over a class, for plugins written in C++.
+//
+// A plugin defines `struct strata_comm : collective_kit::Comm` with what is listed there and returns
+// `&Slots<strata_comm>::table`. The slots check arguments, keep exceptions in, hand errors to the host with the
+// plugin's name in front, and refuse every call but close in a child forked after open.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "collective_kit/post.h"
+#include "plugin_kit/deadline.h"
+#include "plugin_kit/plugin_kit.h"
+#include "strata/iface/collective.h"
+
+namespace strata::collective_kit {
+
+using plugin_kit::Deadline;
+using plugin_kit::Error;
+
+// What the slots keep for an instance. A plugin's class adds
+//   static constexpr char kName[]              its id: opens every text
+//   Error open(const strata_open_args&)        meets the other ranks; `host` and `deadline_ns` are set
+//   void leave()                               before the instance is deleted, also after a failed open
+//   void caps(strata_collective_caps*)
+//   Error alloc(uint64_t bytes, void** out)
+//   Error free(void* ptr)                      never NULL; an error is logged
+//   Error run(Op, const strata_coll_args&, const Deadline&, strata_event* done)
+//                                              starts or does the call; sets `done`, if there is one, when it is done
+//   Error fail(const Error& mine, const Error& others)
+//                                              keeps the first failure, tells the others; returns the one that is kept
+//   std::string who()                          this rank, in errors that others show
+struct Comm {
+  const strata_host* host = nullptr;
+  int64_t deadline_ns = 0;
+  pid_t pid = 0;
+
+  bool in_child() const { return ::getpid() != pid; }
+  Error check_process() const {
+    if (!in_child()) return {};
+    return {STRATA_FAILED_PRECONDITION, "called in a child forked after open; a collective stays with its process"};
+  }
+};
+
+template <class Instance>
+class Slots {
+  static strata_status STRATA_CALL open(const strata_open_args* args, Instance** out) {
+    if (!args || !args->host || !out) return STRATA_INVALID_ARGUMENT;
+    std::unique_ptr<Instance> self;
+    return plugin_kit::guard(args->host, Instance::kName, [&]() -> Error {
+      Error e = plugin_kit::attempt([&]() -> Error {
+        if (args->deadline_ns <= 0) {
+          return {STRATA_INVALID_ARGUMENT,
+                  "open: deadline_ns is " + std::to_string(args->deadline_ns) + ", it must be above 0"};
+        }
+        self = std::make_unique<Instance>();
+        self->host = args->host;
+        self->deadline_ns = args->deadline_ns;
+        self->pid = ::getpid();
+        return self->open(*args);
+      });
+      if (e.ok()) {
+        *out = self.release();
+      } else if (self) {
+        (void)plugin_kit::attempt([&] { self->leave(); });
+      }
+      return e;
+    });
+  }
+
+  static void STRATA_CALL close(Instance* self) {
+    (void)plugin_kit::attempt([&] { self->leave(); });
+    delete self;
+  }
+
+  static strata_status STRATA_CALL caps(Instance* self, strata_collective_caps* out) {
+    return plugin_kit::guard(self->host, Instance::kName, [&]() -> Error {
+      if (!STRATA_HAS(out, strata_collective_caps, job)) {
+        return {STRATA_INVALID_ARGUMENT, "caps: struct_size is " + std::to_string(out->struct_size)};
+      }
+      self->caps(out);
+      return {};
+    });
+  }
+
+  static strata_status STRATA_CALL alloc(Instance* self, uint64_t bytes, void** out) {
+    return plugin_kit::guard(self->host, Instance::kName, [&]() -> Error {
+      Error e = self->check_process();
+      return e.ok() ? self->alloc(bytes, out) : e;
+    });
+  }
+
+  static void STRATA_CALL free(Instance* self, void* ptr) {
+    if (!ptr) return;
+    const Error e = plugin_kit::attempt([&]() -> Error {
+      Error wrong = self->check_process();
+      return wrong.ok() ? self->free(ptr) : wrong;
+    });
+    if (!e.ok()) self->host->log(self->host->ctx, STRATA_LOG_HOST_MISBEHAVING, Instance::kName, e.text().c_str());
+  }
+
+  static Error run(Instance* self, Op op, const strata_coll_args* args, strata_event* done) {
+    if (Error e = self->check_process(); !e.ok()) return e;
+    if (!args || !STRATA_HAS(args, strata_coll_args, deadline_ns)) {
+      return self->fail({STRATA_INVALID_ARGUMENT, "a collective without arguments, or with a short struct"},
+                        {STRATA_FAILED_PRECONDITION, self->who() + " gave up: it called without arguments"});
+    }
+    const int64_t given = args->deadline_ns;
+    const auto deadline = Deadline::after(given > 0 ? std::min(given, self->deadline_ns) : self->deadline_ns);
+    Error e = plugin_kit::attempt([&] { return self->run(op, *args, deadline, done); });
+    return e.ok() ? e : self->fail(e, e);  // keeps what is kept already; new only when memory ran out
+  }
+
+  template <Op op>
+  static strata_status STRATA_CALL collective(Instance* self, const strata_coll_args* args, strata_event* done) {
+    return plugin_kit::guard(self->host, Instance::kName, [&] { return run(self, op, args, done); });
+  }
+  static strata_status STRATA_CALL barrier(Instance* self, const strata_coll_args* args) {
+    return collective<Op::kBarrier>(self, args, nullptr);
+  }
+
+  // Here the collective fails with the caller's code; elsewhere it is CANCELLED, by the rank that is named.
+  static void STRATA_CALL abort(Instance* self, strata_status code, const char* text) {
+    (void)plugin_kit::attempt([&]() -> Error {
+      if (Error e = self->check_process(); !e.ok()) return e;
+      const std::string why = text ? text : "no reason given";
+      return self->fail({code == STRATA_OK ? STRATA_CANCELLED : code, "aborted: " + why},
+                        {STRATA_CANCELLED, self->who() + " aborted: " + why});
+    });
+  }
+
+ public:
+  static constexpr strata_collective_api table = {
+      sizeof(strata_collective_api),
+      STRATA_ABI_MINOR,
+      open,
+      close,
+      caps,
+      alloc,
+      free,
+      collective<Op::kAllGather>,
+      collective<Op::kReduceScatter>,
+      collective<Op::kAllReduce>,
+      collective<Op::kBroadcast>,
+      collective<Op::kAllToAll>,
+      barrier,
+      abort,
+  };
+};
+
+}  // namespace strata::collective_kit

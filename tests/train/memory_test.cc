@@ -1,0 +1,185 @@
+// Memory the engine hands out: fetched weights are read-only, and gradients find room in any order of units.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/train/harness.h"
+
+namespace strata::test {
+namespace {
+
+std::string last() { return strata_last_error(); }
+bool says(const std::string& part) { return last().find(part) != std::string::npos; }
+
+Model bf16_units(const std::vector<int64_t>& sizes) {
+  Model m;
+  for (size_t k = 0; k < sizes.size(); ++k) {
+    m.units.push_back("u" + std::to_string(k));
+    m.params.push_back({"p" + std::to_string(k), {sizes[k]}, STRATA_BF16, static_cast<int>(k), 0, false, -1});
+  }
+  return m;
+}
+
+uint16_t* view(strata_engine* e, strata_param param) {
+  strata_tensor t;
+  STRATA_INIT(&t);
+  EXPECT_EQ(strata_param_view(e, param, &t), STRATA_OK) << last();
+  return static_cast<uint16_t*>(t.data);
+}
+
+// ---- cases.md [06]: a write between fetch and release
+// -----------------------------------------------------------------
+
+struct Window {
+  int stage;
+  int64_t kept;        // max_reuse_distance: whether a released slab stays
+  bool only_rank1;     // who writes
+  strata_param param;  // 1 lies in the middle of unit 0; 2 is in a unit of its own
+};
+
+class ReadOnlyWindow : public testing::TestWithParam<Window> {};
+
+TEST_P(ReadOnlyWindow, AWriteIsAnErrorOnAllRanksAndTheOldValuesStay) {
+  const Window w = GetParam();
+  Trial t;
+  t.world = 2;
+  t.stage = w.stage;
+  t.overrides = {"check_weights=true"};
+  if (w.stage == 3) {
+    t.overrides.push_back("zero_optimization.param_persistence_threshold=0");
+    t.overrides.push_back("zero_optimization.max_reuse_distance=" + std::to_string(w.kept));
+  }
+  Model m;
+  m.units = {"first", "second"};
+  m.params = {{"a", {10}, STRATA_BF16, 0, 0, false, -1},
+              {"b", {3000}, STRATA_BF16, 0, 0, false, -1},
+              {"c", {10}, STRATA_BF16, 1, 0, false, -1}};
+  t.body = [&](int rank, strata_engine* e) {
+    ASSERT_EQ(build_model(e, m), "");
+    const strata_unit unit = w.param == 2 ? 1 : 0;
+    const uint64_t count = m.params[w.param].numel();
+    ASSERT_EQ(strata_fetch(e, unit, nullptr), STRATA_OK) << last();
+    uint16_t* weights = view(e, w.param);
+    const std::vector<uint16_t> before(weights, weights + count);
+    if (rank == 1 || !w.only_rank1) std::fill(weights + count / 2, weights + count, uint16_t{0x40E0});  // 7.0
+    EXPECT_EQ(strata_release(e, unit, nullptr),
+              rank == 1 || !w.only_rank1 ? STRATA_FAILED_PRECONDITION : STRATA_ABORTED);
+    EXPECT_TRUE(says(m.units[unit])) << last();
+    EXPECT_TRUE(says(rank == 1 || !w.only_rank1 ? "\"" + m.params[w.param].name + "\"" : "rank 1")) << last();
+    // The engine goes on, with the old values.
+    ASSERT_EQ(strata_fetch(e, unit, nullptr), STRATA_OK) << last();
+    weights = view(e, w.param);
+    EXPECT_EQ(std::vector<uint16_t>(weights, weights + count), before);
+    EXPECT_EQ(strata_release(e, unit, nullptr), STRATA_OK) << last();
+    EXPECT_EQ(micro_batch(e, m, 0, 0, rank, UINT32_MAX), "");
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    EXPECT_EQ(strata_wait(e), STRATA_OK) << last();
+  };
+  run(t);
+}
+
+INSTANTIATE_TEST_SUITE_P(Windows, ReadOnlyWindow,
+                         testing::Values(Window{0, 0, true, 1}, Window{1, 0, false, 2}, Window{2, 0, true, 2},
+                                         Window{3, 0, true, 1}, Window{3, 0, false, 2}, Window{3, 1000000000, true, 1},
+                                         Window{3, 1000000000, false, 2}));
+
+TEST(CheckWeights, ChangesNoBits) {
+  Trial t;
+  t.world = 2;
+  t.stage = 3;
+  t.overrides = {"zero_optimization.param_persistence_threshold=40"};
+  const Result plain = run(t);
+  t.overrides.push_back("check_weights=true");
+  const Result checked = run(t);
+  EXPECT_EQ(plain.error, "");
+  EXPECT_EQ(checked.error, "");
+  EXPECT_TRUE(checked == plain);
+}
+
+// ---- room for gradients
+// -----------------------------------------------------------------------------------------------
+
+// Units whose gradients come in any order, several open at once, while earlier reductions are under way: as long as
+// what is open stays within the cap (a bucket, and two of the largest unit), no order may be refused for want of room.
+TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
+  constexpr int kPrograms = 60, kUnits = 6;
+  constexpr uint64_t kBucket = 40000;
+  for (int seed = 0; seed < kPrograms; ++seed) {
+    std::mt19937 sizes(static_cast<unsigned>(seed));
+    std::vector<int64_t> elements;
+    for (int k = 0; k < kUnits; ++k) elements.push_back(static_cast<int64_t>(1 + sizes() % 12) * 4096);
+    const auto largest = static_cast<uint64_t>(*std::max_element(elements.begin(), elements.end()));
+    Trial t;
+    t.world = 2;
+    t.stage = 2;
+    t.micro_batches = 3;
+    t.overrides = {"zero_optimization.reduce_bucket_size=" + std::to_string(kBucket), "log_level=error"};
+    const Model m = bf16_units(elements);
+    t.body = [&](int, strata_engine* e) {
+      ASSERT_EQ(build_model(e, m), "");
+      std::mt19937 random(static_cast<unsigned>(1000 + seed));
+      std::vector<float> values(13 * 4096, 0.5f);
+      for (int micro = 0; micro < 6; ++micro) {
+        std::vector<uint32_t> waiting(kUnits), open;
+        for (uint32_t k = 0; k < kUnits; ++k) waiting[k] = k;
+        std::shuffle(waiting.begin(), waiting.end(), random);
+        uint64_t open_elements = 0;
+        auto close_one = [&] {
+          const size_t k = random() % open.size();
+          open_elements -= m.params[open[k]].numel();
+          ASSERT_EQ(strata_grads_done(e, open[k]), STRATA_OK) << "program " << seed << ": " << last();
+          open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
+        };
+        for (uint32_t unit : waiting) {
+          const uint64_t more = m.params[unit].numel();
+          while (!open.empty() && (open_elements + more > kBucket + 2 * largest || random() % 3 == 0)) close_one();
+          strata_tensor g;
+          STRATA_INIT(&g);
+          g.data = values.data();
+          g.device_type = STRATA_CPU;
+          g.dtype = STRATA_F32;
+          g.ndim = 1;
+          g.shape = m.params[unit].shape.data();
+          ASSERT_EQ(strata_grad(e, unit, &g, nullptr), STRATA_OK) << "program " << seed << ": " << last();
+          open.push_back(unit);
+          open_elements += more;
+        }
+        ASSERT_EQ(strata_end_backward(e), STRATA_OK) << "program " << seed << ": " << last();
+        if (micro % 3 == 2) {
+          ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+        }
+      }
+      ASSERT_EQ(strata_wait(e), STRATA_OK) << last();
+    };
+    run(t);
+  }
+}
+
+TEST(GradientRoom, TooManyOpenUnitsAreRefusedWithTheKeyAndTheCall) {
+  Trial t;
+  t.overrides = {"zero_optimization.reduce_bucket_size=4096"};
+  t.stage = 2;
+  t.body = [](int, strata_engine* e) {
+    const Model m = bf16_units(std::vector<int64_t>(12, 8192));
+    ASSERT_EQ(build_model(e, m), "");
+    std::vector<float> values(8192, 1.0f);
+    strata_status status = STRATA_OK;
+    for (uint32_t k = 0; k < 12 && status == STRATA_OK; ++k) {
+      strata_tensor g;
+      STRATA_INIT(&g);
+      g.data = values.data();
+      g.device_type = STRATA_CPU;
+      g.dtype = STRATA_F32;
+      g.ndim = 1;
+      g.shape = m.params[k].shape.data();
+      status = strata_grad(e, k, &g, nullptr);
+    }
+    EXPECT_EQ(status, STRATA_RESOURCE_EXHAUSTED);
+    EXPECT_TRUE(says("reduce_bucket_size") && says("strata_grads_done")) << last();
+  };
+  run(t);
+}
+
+}  // namespace
+}  // namespace strata::test

@@ -1,0 +1,123 @@
+// check.cc - `strata check`: does this manifest, with these plugins and this many ranks, come up?
+//
+// It asks the classes that strata_open asks, in the same words, and goes on after an error, so that one run names all
+// of them. Plugins are loaded, which runs their entry and nothing else; no instance is opened. What only an instance
+// knows (ranges of options, memory, other ranks) shows at strata_open.
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+
+#include "core/batch.h"
+#include "core/manifest.h"
+#include "core/plugin_toml.h"
+#include "core/plugins.h"
+#include "strata/iface/checkpoint.h"
+#include "strata/iface/collective.h"
+#include "strata/iface/device.h"
+#include "strata/iface/offload.h"
+#include "strata/iface/optimizer.h"
+#include "tools/commands.h"
+
+namespace strata::cli {
+namespace {
+
+enum class Need { kAtStart, kLater, kNever };
+
+struct Role {
+  const char* name;  // as in [plugins]
+  std::string plugin;
+  const char* interface_id;
+  Need need;
+};
+
+std::vector<Role> roles_of(const Settings& s) {
+  const auto tier = [&](OffloadDevice device) {
+    const ZeroSettings& zero = s.zero_optimization;
+    return zero.offload_optimizer.device == device || zero.offload_param.device == device ? Need::kAtStart
+                                                                                          : Need::kNever;
+  };
+  return {{"collective", s.plugins.collective, STRATA_COLLECTIVE, Need::kAtStart},
+          {"device", s.plugins.device, STRATA_DEVICE, Need::kAtStart},
+          {"offload_cpu", s.plugins.offload_cpu, STRATA_OFFLOAD, tier(OffloadDevice::kCpu)},
+          {"offload_nvme", s.plugins.offload_nvme, STRATA_OFFLOAD, tier(OffloadDevice::kNvme)},
+          {"optimizer", s.plugins.optimizer, STRATA_OPTIMIZER, Need::kAtStart},
+          {"checkpoint", s.plugins.checkpoint, STRATA_CHECKPOINT, Need::kLater}};
+}
+
+// The errors of one check, each once: the options of a plugin are looked at on several occasions.
+class Findings {
+ public:
+  void add(const Status& status, const std::string& prefix = "") {
+    if (status.ok() || text_.find(status.text()) != std::string::npos) return;
+    text_ += (text_.empty() ? "" : "\n") + prefix + status.text();
+  }
+  bool empty() const { return text_.empty(); }
+  Status status() const { return empty() ? Ok() : Status(STRATA_INVALID_ARGUMENT, text_); }
+
+ private:
+  std::string text_;
+};
+
+// What to print about a role, and its errors.
+std::string resolve(const Role& role, const Settings& settings, PluginSet* plugins, Findings* findings) {
+  if (role.need == Need::kNever) return "not used by this manifest";
+  const strata_options* options = nullptr;
+  const void* table = nullptr;
+  Status status = plugins->options(role.plugin, &options);
+  if (role.need == Need::kLater && status.code() == STRATA_NOT_FOUND)
+    return role.plugin + " is not there: this run can start, but neither save nor load";
+  if (status.ok()) status = plugins->find(role.plugin, role.interface_id, &table);
+  const std::string key = std::string("plugins.") + role.name;
+  const std::string where = settings.is_given(key) ? settings.origin(key) : settings.manifest_name;
+  findings->add(status, where + ": `" + key + "`: ");
+  if (!status.ok()) return role.plugin + ": see the errors";
+  for (const PluginInfo& info : plugins->describe())
+    if (std::count(info.interfaces.begin(), info.interfaces.end(), role.interface_id) &&
+        (info.id == role.plugin || role.plugin.find('/') != std::string::npos))
+      return info.id + " " + info.version + ", " + info.library.string();
+  return role.plugin;
+}
+
+// A plugin that asks the core for other plugins may use sections that no role does.
+bool some_plugin_opens_others(const PluginSet& plugins) {
+  for (const PluginInfo& info : plugins.describe()) {
+    PluginToml toml;
+    if (!read_plugin_toml(info.toml, &toml).ok()) continue;
+    if (std::count(toml.host_interfaces.begin(), toml.host_interfaces.end(), STRATA_HOST_PLUGINS)) return true;
+  }
+  return false;
+}
+
+std::string batch_line(const Settings& s, int64_t world) {
+  return "world " + std::to_string(world) + ": train_batch_size " + std::to_string(s.train_batch_size) + " = " +
+         std::to_string(s.train_micro_batch_size_per_gpu) + " per rank x " +
+         std::to_string(s.gradient_accumulation_steps) + " accumulated x " + std::to_string(world) +
+         (world == 1 ? " rank" : " ranks") + " (--world N checks another)";
+}
+
+}  // namespace
+
+int check(const CheckArgs& args) {
+  Settings settings;
+  std::vector<std::string> warnings;
+  const Status status = read_manifest(args.manifest, args.overrides, &settings, &warnings);
+  for (const std::string& warning : warnings) std::cout << "warning: " << warning << "\n";
+  if (!status.ok()) return report(status);
+
+  Findings findings;
+  PluginSet plugins(PluginSearch::from_settings(settings, library_dir()), settings.plugin_options);
+  preset_options(settings, &plugins);
+  findings.add(plugins.check_options(settings.plugins));
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const Role& role : roles_of(settings))
+    lines.emplace_back(role.name, resolve(role, settings, &plugins, &findings));
+  if (findings.empty() && !some_plugin_opens_others(plugins)) findings.add(plugins.check_all_used());
+  const std::string world = args.manifest + ": with --world " + std::to_string(args.world) + ": ";
+  findings.add(resolve_batch(args.world, &settings), world);
+
+  if (findings.empty()) std::cout << args.manifest << ": no errors\n  " << batch_line(settings, args.world) << "\n";
+  for (const auto& [role, line] : lines) std::cout << "  " << std::left << std::setw(13) << role << line << "\n";
+  return report(findings.status());
+}
+
+}  // namespace strata::cli
