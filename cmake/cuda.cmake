@@ -7,12 +7,12 @@ if(NOT STRATA_CUDA STREQUAL "AUTO" AND NOT STRATA_CUDA)
   return()
 endif()
 
-# Toolkits often lie beside PATH.
+# Toolkits often lie beside PATH. The variable, not CMAKE_CUDA_COMPILER: a compiler that was given is not tried out.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(STRATA_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
   mark_as_advanced(STRATA_NVCC)
   if(STRATA_NVCC)
-    set(CMAKE_CUDA_COMPILER ${STRATA_NVCC})
+    set(ENV{CUDACXX} ${STRATA_NVCC})
   endif()
 endif()
 # Every generation since the first with bf16; PTX of the newest serves those after it.
@@ -20,14 +20,25 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
 endif()
 
+# Without the plugins: an error where they are required, a line in the log else.
+macro(strata_no_cuda why)
+  if(NOT STRATA_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "STRATA_CUDA=${STRATA_CUDA}, but ${why}: put nvcc on PATH or set CMAKE_CUDA_COMPILER, or "
+                        "configure with STRATA_CUDA=AUTO to go without")
+  endif()
+  message(STATUS "CUDA plugins: not built, ${why}")
+endmacro()
+
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
-  if(NOT STRATA_CUDA STREQUAL "AUTO")
-    message(FATAL_ERROR "STRATA_CUDA=${STRATA_CUDA}, but there is no CUDA compiler: put nvcc on PATH, set "
-                        "CMAKE_CUDA_COMPILER, or configure with STRATA_CUDA=AUTO to go without")
-  endif()
-  message(STATUS "CUDA plugins: not built, there is no CUDA compiler")
+  strata_no_cuda("no CUDA compiler works here")
+  return()
+endif()
+execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE nvcc_version ERROR_QUIET)
+string(REGEX REPLACE ".*release ([0-9]+[.][0-9]+).*" "\\1" nvcc_version "${nvcc_version}")
+if(nvcc_version VERSION_LESS 12.8)  # the first that knows compute capability 10.0
+  strata_no_cuda("${CMAKE_CUDA_COMPILER} is of CUDA ${nvcc_version}, 12.8 is needed")
   return()
 endif()
 
@@ -39,7 +50,7 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 if(CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
 endif()
-find_package(CUDAToolkit 12.5 REQUIRED)
+find_package(CUDAToolkit REQUIRED)
 set(STRATA_HAVE_CUDA ON)
 message(STATUS "CUDA plugins: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}, for ${CMAKE_CUDA_ARCHITECTURES}")
 

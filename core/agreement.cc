@@ -6,18 +6,16 @@
 
 namespace strata {
 
-Agreement::Agreement(const Registry& registry, const Layout& layout, double max_norm, const Collective& collective,
-                     CommQueue& queue, Gradients& gradients, const Counters& counters)
+Agreement::Agreement(const Registry& registry, const Layout& layout, double max_norm, CommQueue& queue,
+                     Gradients& gradients, const Counters& counters)
     : registry_(registry),
       layout_(layout),
       max_norm_(max_norm),
-      collective_(collective),
       queue_(queue),
       gradients_(gradients),
       counters_(counters),
-      stride_(round_up(sizeof(Header) + layout.units.size() * sizeof(uint32_t) + registry.units.size(), 64)) {}
-
-Status Agreement::allocate() { return Memory::for_collectives(collective_, bytes(), &memory_).during("agreement"); }
+      stride_(round_up(sizeof(Header) + layout.units.size() * sizeof(uint32_t) + registry.units.size(), 64)),
+      messages_(stride_ * (static_cast<uint64_t>(layout.world) + 1)) {}
 
 std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step, uint64_t arguments_hash) {
   auto outcome = std::make_shared<StepOutcome>();
@@ -25,17 +23,20 @@ std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step, uint64_t arguments
   op.kind = CommOp::Kind::kAgree;
   op.tag = (3ull << 32) | (step & 0xffffffffu);
   op.label = "agreement on step " + std::to_string(step);
-  op.items.push_back(coll_item(memory_.at(0), STRATA_U8, memory_.at(stride_), STRATA_U8, stride_));
+  op.exchange = {messages_.data(), of_rank(0), stride_};
   op.prepare = [this, hash = queue_.hash() ^ arguments_hash, used = gradients_.take_used(),
-                order = gradients_.take_order()] { return fill(hash, used, order); };
-  op.then = [this, outcome] { return conclude(*outcome); };
+                order = gradients_.take_order()](const strata_stream*) {
+    STRATA_RETURN_IF_ERROR(queue_.wait_for_reductions());  // the norms are in host memory now
+    return fill(hash, used, order);
+  };
+  op.then = [this, outcome](const strata_stream*) { return conclude(*outcome); };
   outcome->known = queue_.submit(std::move(op));
   return outcome;
 }
 
 // Collective thread: the norm is complete now, every reduction before this operation is done.
 Status Agreement::fill(uint64_t hash, const std::vector<uint8_t>& used, const std::vector<uint32_t>& order) {
-  char* at = memory_.at(0);
+  char* at = messages_.data();
   const Header header = {gradients_.norm_partial(), hash, static_cast<uint32_t>(used.size()),
                          static_cast<uint32_t>(order.size())};
   std::memcpy(at, &header, sizeof(header));
@@ -50,7 +51,7 @@ Status Agreement::conclude(StepOutcome& outcome) {
   uint64_t hash0 = 0;
   outcome.used.assign(registry_.units.size(), 0);
   for (int r = 0; r < layout_.world; ++r) {
-    const char* at = memory_.at(stride_ * (static_cast<uint64_t>(r) + 1));
+    const char* at = of_rank(r);
     Header header;
     std::memcpy(&header, at, sizeof(header));
     if (r == 0) {
@@ -82,16 +83,9 @@ Status Agreement::gather(uint64_t value, const std::string& what, std::vector<ui
   op.kind = CommOp::Kind::kAgree;
   op.tag = 4ull << 32;
   op.label = what;
-  op.prepare = [this, value] {
-    std::memcpy(memory_.at(0), &value, sizeof(value));
-    return Ok();
-  };
-  op.items.push_back(coll_item(memory_.at(0), STRATA_U8, memory_.at(stride_), STRATA_U8, stride_));
-  STRATA_RETURN_IF_ERROR(queue_.run(std::move(op)));
-  for (uint64_t r = 0; r < static_cast<uint64_t>(layout_.world); ++r) {
-    std::memcpy(&all->emplace_back(), memory_.at(stride_ * (r + 1)), sizeof(value));
-  }
-  return Ok();
+  all->resize(static_cast<size_t>(layout_.world));
+  op.exchange = {&value, all->data(), sizeof(value)};
+  return queue_.run(std::move(op));
 }
 
 namespace {

@@ -15,7 +15,7 @@
 namespace strata {
 
 struct StepOutcome {
-  Event known;      // set by the collective thread; the rest is valid after it
+  Work known;       // ended by the collective thread; the rest is valid after it
   double norm = 0;  // of the mean gradient
   double clip = 1;
   float grad_scale = 0;  // clip / (world * micro-batches), rounded once
@@ -30,11 +30,8 @@ struct StepOutcome {
 
 class Agreement {
  public:
-  Agreement(const Registry& registry, const Layout& layout, double max_norm, const Collective& collective,
-            CommQueue& queue, Gradients& gradients, const Counters& counters);
-  uint64_t bytes() const { return stride_ * (static_cast<uint64_t>(layout_.world) + 1); }
-  Status allocate();
-
+  Agreement(const Registry& registry, const Layout& layout, double max_norm, CommQueue& queue, Gradients& gradients,
+            const Counters& counters);
   // Submits the agreement of this step, whose arguments must be equal everywhere. Host thread.
   std::shared_ptr<StepOutcome> submit(uint64_t step, uint64_t arguments_hash);
   // A number all ranks must have equal, and what it is.
@@ -53,18 +50,18 @@ class Agreement {
     uint32_t used_count, order_count;
   };
   Status fill(uint64_t hash, const std::vector<uint8_t>& used, const std::vector<uint32_t>& order);
+  char* of_rank(int rank) { return &messages_[stride_ * (static_cast<uint64_t>(rank) + 1)]; }
   Status conclude(StepOutcome& outcome);
   Status gather(uint64_t value, const std::string& what, std::vector<uint64_t>* all);
 
   const Registry& registry_;
   const Layout& layout_;
   const double max_norm_;
-  const Collective& collective_;
   CommQueue& queue_;
   Gradients& gradients_;
   const Counters& counters_;
-  uint64_t stride_;  // bytes of one rank's message
-  Memory memory_;    // mine, then everybody's
+  uint64_t stride_;             // bytes of one rank's message
+  std::vector<char> messages_;  // mine, then everybody's
 };
 
 }  // namespace strata

@@ -54,24 +54,40 @@ Status read_caps(const Api* api, Self* self, Caps* caps) {
   return take_failure(api->caps(self, caps));
 }
 
+// Operations without a stream are done when the call returns, on every device.
 class Device : public Instance<strata_device_api, strata_device> {
  public:
-  Status caps(strata_device_caps* out) const { return read_caps(api_, self_, out); }
+  // Reads what it is; after open.
+  Status inspect(strata_device_caps* out) {
+    STRATA_RETURN_IF_ERROR(read_caps(api_, self_, out));
+    type_ = out->type;
+    id_ = out->device_id;
+    return Ok();
+  }
+  strata_device_type type() const { return type_; }
+  int32_t id() const { return id_; }
+  // Work is enqueued on streams, and its memory is not the host's.
+  bool is_asynchronous() const { return type_ != STRATA_CPU; }
+
   Status alloc(uint64_t bytes, void** out) const { return take_failure(api_->alloc(self_, bytes, out)); }
   void free(void* p) const { api_->free(self_, p); }
-  Status copy(void* dst, const void* src, uint64_t bytes) const {
-    return take_failure(api_->copy(self_, dst, src, bytes, cpu_stream()));
+  Status copy(void* dst, const void* src, uint64_t bytes, const strata_stream* stream = nullptr) const {
+    return take_failure(api_->copy(self_, dst, src, bytes, stream ? stream : cpu_stream()));
   }
-  Status zero(void* dst, uint64_t bytes) const { return take_failure(api_->fill(self_, dst, 0, bytes, cpu_stream())); }
-  Status cast(void* dst, strata_dtype to, const void* src, strata_dtype from, uint64_t count,
-              strata_rounding rounding) const {
-    return take_failure(api_->cast(self_, dst, to, src, from, count, rounding, cpu_stream()));
+  Status zero(void* dst, uint64_t bytes, const strata_stream* stream = nullptr) const {
+    return take_failure(api_->fill(self_, dst, 0, bytes, stream ? stream : cpu_stream()));
   }
-  Status accumulate(float* dst, const void* src, strata_dtype from, uint64_t count) const {
-    return take_failure(api_->accumulate(self_, dst, src, from, count, cpu_stream()));
+  Status cast(void* dst, strata_dtype to, const void* src, strata_dtype from, uint64_t count, strata_rounding rounding,
+              const strata_stream* stream = nullptr) const {
+    return take_failure(api_->cast(self_, dst, to, src, from, count, rounding, stream ? stream : cpu_stream()));
   }
-  Status square_sums(const void* src, strata_dtype dtype, uint64_t count, double* sums) const {
-    return take_failure(api_->square_sums(self_, src, dtype, count, sums, cpu_stream()));
+  Status accumulate(float* dst, const void* src, strata_dtype from, uint64_t count,
+                    const strata_stream* stream = nullptr) const {
+    return take_failure(api_->accumulate(self_, dst, src, from, count, stream ? stream : cpu_stream()));
+  }
+  Status square_sums(const void* src, strata_dtype dtype, uint64_t count, double* sums,
+                     const strata_stream* stream = nullptr) const {
+    return take_failure(api_->square_sums(self_, src, dtype, count, sums, stream ? stream : cpu_stream()));
   }
   Status find_nonfinite(const void* src, strata_dtype dtype, uint64_t count, int64_t* index) const {
     return take_failure(api_->find_nonfinite(self_, src, dtype, count, index, cpu_stream()));
@@ -82,11 +98,19 @@ class Device : public Instance<strata_device_api, strata_device> {
     static const strata_stream stream = {sizeof(strata_stream), STRATA_ABI_MINOR, STRATA_CPU, 0, nullptr};
     return &stream;
   }
+  strata_device_type type_ = STRATA_CPU;
+  int32_t id_ = 0;
 };
 
 class Collective : public Instance<strata_collective_api, strata_comm> {
  public:
   Status caps(strata_collective_caps* out) const { return read_caps(api_, self_, out); }
+  // A rank alone has nobody to share memory with: what would be the collective's comes from the device.
+  void use_memory_of(const Device& device) { memory_of_ = &device; }
+  const Device* memory_of() const { return memory_of_; }
+
+ private:
+  const Device* memory_of_ = nullptr;
 };
 
 class Optimizer : public Instance<strata_optimizer_api, strata_optim> {
@@ -121,7 +145,8 @@ class Memory {
     return *this;
   }
   ~Memory() {
-    if (device_) device_->free(data_);
+    if (device_ && pinned_) device_->api()->free_pinned(device_->self(), data_);
+    if (device_ && !pinned_) device_->free(data_);
     if (collective_) collective_->api()->free(collective_->self(), data_);
   }
 
@@ -133,8 +158,23 @@ class Memory {
     *out = std::move(m);
     return Ok();
   }
+  // Memory that both the host and the device's work can read and write.
+  static Status shared_with_host(const Device& device, uint64_t bytes, Memory* out) {
+    if (!device.is_asynchronous()) return on_device(device, bytes, out);
+    Memory m;
+    STRATA_RETURN_IF_ERROR(take_failure(device.api()->alloc_pinned(device.self(), bytes, &m.data_)));
+    m.device_ = &device;
+    m.pinned_ = true;
+    m.bytes_ = bytes;
+    *out = std::move(m);
+    return Ok();
+  }
   // Memory that can be gathered into and reduced from. Zeros.
   static Status for_collectives(const Collective& collective, uint64_t bytes, Memory* out) {
+    if (const Device* device = collective.memory_of()) {
+      STRATA_RETURN_IF_ERROR(on_device(*device, bytes, out));
+      return bytes > 0 ? device->zero(out->at(0), bytes) : Ok();
+    }
     Memory m;
     if (bytes > 0) {
       STRATA_RETURN_IF_ERROR(take_failure(collective.api()->alloc(collective.self(), bytes, &m.data_)));
@@ -151,11 +191,13 @@ class Memory {
  private:
   void swap(Memory& o) {
     std::swap(device_, o.device_);
+    std::swap(pinned_, o.pinned_);
     std::swap(collective_, o.collective_);
     std::swap(data_, o.data_);
     std::swap(bytes_, o.bytes_);
   }
   const Device* device_ = nullptr;
+  bool pinned_ = false;
   const Collective* collective_ = nullptr;
   void* data_ = nullptr;
   uint64_t bytes_ = 0;

@@ -1,5 +1,7 @@
 #include "core/comm_queue.h"
 
+#include <cstring>
+
 #include "core/fpu.h"
 #include "core/registry.h"
 
@@ -9,14 +11,21 @@ namespace {
 constexpr std::chrono::seconds kLeaveAfter{5};
 }
 
-CommQueue::CommQueue(const Collective& collective, int world, std::chrono::nanoseconds deadline, Counters& counters,
-                     FailFn on_failure)
-    : collective_(collective),
+CommQueue::CommQueue(const Device& device, const Collective& collective, int world, std::chrono::nanoseconds deadline,
+                     Counters& counters, FailFn on_failure)
+    : device_(device),
+      collective_(collective),
       world_(static_cast<uint64_t>(world)),
       deadline_(deadline),
       counters_(counters),
       on_failure_(std::move(on_failure)),
       thread_([this] { work(); }) {}
+
+// Gathers are waited for by the forward pass, reductions by nobody until the step.
+Status CommQueue::create_streams() {
+  STRATA_RETURN_IF_ERROR(gathers_.create(device_, -1));
+  return reductions_.create(device_, 0);
+}
 
 CommQueue::~CommQueue() {
   std::deque<Entry> dropped;
@@ -29,29 +38,37 @@ CommQueue::~CommQueue() {
   }
   wake_.notify_all();
   if (stuck) collective_.api()->abort(collective_.self(), STRATA_CANCELLED, "a rank closed its engine");
-  for (Entry& e : dropped) e.done->set({STRATA_CANCELLED, e.op.label + ": the engine is closing"});
+  for (Entry& e : dropped) e.work.failed({STRATA_CANCELLED, e.op.label + ": the engine is closing"});
   thread_.join();
+  (void)gathers_.wait();  // what was enqueued uses memory that goes next
+  (void)reductions_.wait();
 }
 
-Event CommQueue::submit(CommOp op) {
-  Event done = Event::create();
-  uint64_t bytes = 0;
+Work CommQueue::submit(CommOp op) {
+  Work work = Work::create();
+  uint64_t bytes = op.exchange.bytes;
   for (const auto& item : op.items) bytes += item.count * dtype_size(item.in_dtype);
   const uint64_t parts[] = {static_cast<uint64_t>(op.kind), op.tag, bytes};
   if (op.kind != CommOp::Kind::kLocal) hash_ = fnv1a(parts, sizeof(parts), hash_);
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) {
-      done->set(failure_);
-      return done;
+      work.failed(failure_);
+      return work;
     }
-    queue_.push_back({std::move(op), done});
+    queue_.push_back({std::move(op), work});
   }
   wake_.notify_one();
-  return done;
+  return work;
 }
 
-Status CommQueue::run(CommOp op) { return submit(std::move(op))->wait(std::chrono::nanoseconds(-1)); }
+Status CommQueue::run(CommOp op) { return submit(std::move(op)).before(nullptr, std::chrono::nanoseconds(-1)); }
+
+Status CommQueue::flush() {
+  STRATA_RETURN_IF_ERROR(run({}));
+  STRATA_RETURN_IF_ERROR(gathers_.wait());
+  return reductions_.wait();
+}
 
 void CommQueue::fail(const Status& status) {
   {
@@ -73,14 +90,15 @@ void CommQueue::work() {
     Status status = failure_;
     executing_ = true;
     lock.unlock();
+    Marker end;
     if (status.ok()) {
-      status = execute(entry.op);
+      status = execute(entry.op, &end);
       if (!status.ok()) {
         fail(status);
         on_failure_(status);
       }
     }
-    entry.done->set(std::move(status));
+    status.ok() ? entry.work.enqueued(end) : entry.work.failed(status);
     entry = {};
     lock.lock();
     executing_ = false;
@@ -94,17 +112,40 @@ std::atomic<uint64_t>& CommQueue::time_of(const CommOp& op) {
   return op.kind == CommOp::Kind::kReduceScatter || op.kind == CommOp::Kind::kAllReduce ? t.reduce : t.agree;
 }
 
-Status CommQueue::execute(CommOp& op) {
+const strata_stream* CommQueue::stream_of(const CommOp& op) const {
+  switch (op.kind) {
+    case CommOp::Kind::kReduceScatter:
+    case CommOp::Kind::kAllReduce:
+    case CommOp::Kind::kAgree:  // its numbers come from the last reduction
+      return reductions_.c();
+    default:
+      return gathers_.c();
+  }
+}
+
+Status CommQueue::execute(CommOp& op, Marker* end) {
   const Timed timed(time_of(op));
-  for (Event& event : op.after) STRATA_RETURN_IF_ERROR(event->wait(2 * deadline_).during(op.label));
-  if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare().during(op.label));
-  STRATA_RETURN_IF_ERROR(launch(op).during(op.label));
+  const strata_stream* stream = stream_of(op);
+  for (const Work& work : op.after) STRATA_RETURN_IF_ERROR(work.before(stream, 2 * deadline_).during(op.label));
+  if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare(stream).during(op.label));
+  STRATA_RETURN_IF_ERROR((world_ == 1 ? alone(op, stream) : launch(op, stream)).during(op.label));
   count(op);
-  if (op.then) STRATA_RETURN_IF_ERROR(op.then().during(op.label));
+  if (op.then) STRATA_RETURN_IF_ERROR(op.then(stream).during(op.label));
+  return Marker::at_end_of(device_, stream, end);
+}
+
+// World 1: what was sent is what arrives, in the type that was asked for.
+Status CommQueue::alone(const CommOp& op, const strata_stream* stream) {
+  if (op.exchange.bytes > 0) std::memcpy(op.exchange.out, op.exchange.in, op.exchange.bytes);
+  for (const strata_coll_item& item : op.items) {
+    if (item.in == item.out) continue;
+    STRATA_RETURN_IF_ERROR(
+        device_.cast(item.out, item.out_dtype, item.in, item.in_dtype, item.count, STRATA_ROUND_EVEN, stream));
+  }
   return Ok();
 }
 
-Status CommQueue::launch(const CommOp& op) {
+Status CommQueue::launch(const CommOp& op, const strata_stream* stream) {
   strata_coll_args args{};
   args.struct_size = sizeof(args);
   args.items = op.items.data();
@@ -114,12 +155,14 @@ Status CommQueue::launch(const CommOp& op) {
   args.label = op.label.c_str();
   args.root = op.root;
   args.deadline_ns = deadline_.count();
+  args.stream = stream;
   const strata_collective_api* api = collective_.api();
   strata_comm* self = collective_.self();
   switch (op.kind) {
     case CommOp::Kind::kGather:
-    case CommOp::Kind::kAgree:
       return take_failure(api->all_gather(self, &args, nullptr));
+    case CommOp::Kind::kAgree:
+      return take_failure(api->exchange(self, op.exchange.in, op.exchange.out, op.exchange.bytes, &args));
     case CommOp::Kind::kReduceScatter:
       return take_failure(api->reduce_scatter(self, &args, nullptr));
     case CommOp::Kind::kAllReduce:
@@ -156,7 +199,7 @@ void CommQueue::count(const CommOp& op) {
       add(counters_.reduce_calls, 1);
       break;
     case CommOp::Kind::kAgree:
-      add(counters_.agree_bytes, others * in);
+      add(counters_.agree_bytes, others * op.exchange.bytes);
       break;
     case CommOp::Kind::kBroadcast:
       add(counters_.agree_bytes, in);

@@ -1,9 +1,10 @@
 // comm_queue.h - the one thread per rank that launches all collectives, in the order the host submitted them.
 //
-// The order depends on host calls, sizes and settings only. An operation may wait for events of this rank (an update
+// The order depends on host calls, sizes and settings only. An operation may wait for work of this rank (an update
 // that writes what it will send) and may carry work to do on its result; both happen on this thread, so they never
-// change the order. A running hash of everything submitted goes with the norm (agreement.h): a step in which ranks
-// differed is not applied.
+// change the order. On a device with streams, gathers and reductions are enqueued on a stream each, and an operation's
+// Work ends at its point there; elsewhere it is done when its event is set. A running hash of everything submitted goes
+// with the norm (agreement.h): a step in which ranks differed is not applied.
 //
 // The first failure is final: it is told to the other ranks through the collective, and every later operation ends
 // with it.
@@ -19,6 +20,7 @@
 
 #include "core/backends.h"
 #include "core/counters.h"
+#include "core/stream.h"
 
 namespace strata {
 
@@ -29,9 +31,14 @@ struct CommOp {
   std::string label;  // the same in words
   int root = 0;       // broadcast
   std::vector<strata_coll_item> items;
-  std::vector<Event> after;         // of this rank; must be set OK before the operation starts
-  std::function<Status()> prepare;  // right before
-  std::function<Status()> then;     // right after
+  struct {
+    const void* in = nullptr;
+    void* out = nullptr;
+    uint64_t bytes = 0;
+  } exchange;               // kAgree: host memory
+  std::vector<Work> after;  // of this rank; must have ended well before the operation starts
+  // Right before and right after; device work goes to the stream.
+  std::function<Status(const strata_stream*)> prepare, then;
 };
 
 inline strata_coll_item coll_item(const void* in, strata_dtype in_dtype, void* out, strata_dtype out_dtype,
@@ -42,19 +49,23 @@ inline strata_coll_item coll_item(const void* in, strata_dtype in_dtype, void* o
 class CommQueue {
  public:
   using FailFn = std::function<void(const Status&)>;
-  CommQueue(const Collective& collective, int world, std::chrono::nanoseconds deadline, Counters& counters,
-            FailFn on_failure);
+  CommQueue(const Device& device, const Collective& collective, int world, std::chrono::nanoseconds deadline,
+            Counters& counters, FailFn on_failure);
+  // Before the first submit.
+  Status create_streams();
   // What was submitted gets a few seconds, since the other ranks submitted it, too; then they are told that we leave.
   ~CommQueue();
 
-  // The event is set when the operation and its `then` are done.
-  Event submit(CommOp op);
+  // Its work ends when the operation and its `then` are done.
+  Work submit(CommOp op);
   // Submits and waits.
   Status run(CommOp op);
   // Every operation from now on ends with `status`; other ranks hear of it. Any thread.
   void fail(const Status& status);
+  // Waits until the device is done with all reductions so far. Collective thread.
+  Status wait_for_reductions() const { return reductions_.wait(); }
   // Waits until everything submitted so far is done.
-  Status flush() { return run({}); }
+  Status flush();
   // Of all operations submitted so far. Host thread.
   uint64_t hash() const { return hash_; }
   // For waits on what the queue does. Longer than a collective's own deadline, which began later than such a wait or at
@@ -64,15 +75,19 @@ class CommQueue {
  private:
   struct Entry {
     CommOp op;
-    Event done;
+    Work work;
   };
   void work();
-  Status execute(CommOp& op);
-  Status launch(const CommOp& op);
+  Status execute(CommOp& op, Marker* end);
+  Status launch(const CommOp& op, const strata_stream* stream);
+  Status alone(const CommOp& op, const strata_stream* stream);
+  const strata_stream* stream_of(const CommOp& op) const;
   void count(const CommOp& op);
   std::atomic<uint64_t>& time_of(const CommOp& op);
 
+  const Device& device_;
   const Collective& collective_;
+  Stream gathers_, reductions_;
   const uint64_t world_;
   const std::chrono::nanoseconds deadline_;
   Counters& counters_;

@@ -52,7 +52,7 @@ Status Engine::commit() {
   layout_ = make_layout(*registry_, static_cast<int>(zero.stage), rank_, world_,
                         static_cast<uint64_t>(zero.param_persistence_threshold));
   build_parts();
-  STRATA_RETURN_IF_ERROR(agreement_->allocate());
+  STRATA_RETURN_IF_ERROR(queue_->create_streams());
   STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(common_values()));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(make_plan(), "memory plan"));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(allocate(), "allocation"));
@@ -84,7 +84,7 @@ std::vector<Agreement::Value> Engine::common_values() const {
 void Engine::build_parts() {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto on_failure = [this](const Status& status) { note_failure(status); };
-  queue_ = std::make_unique<CommQueue>(collective_, world_, deadline_, counters_, on_failure);
+  queue_ = std::make_unique<CommQueue>(device_, collective_, world_, deadline_, counters_, on_failure);
   weights_ = std::make_unique<Weights>(layout_, zero, device_, collective_, *queue_, *weight_tier_,
                                        settings_.check_weights, counters_);
   GradientPlan gradients;
@@ -93,8 +93,8 @@ void Engine::build_parts() {
   gradients.communication_dtype = settings_.communication_data_type;
   gradients_ = std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, collective_, *queue_,
                                            *state_tier_, *weights_, counters_);
-  agreement_ = std::make_unique<Agreement>(*registry_, layout_, settings_.gradient_clipping, collective_, *queue_,
-                                           *gradients_, counters_);
+  agreement_ =
+      std::make_unique<Agreement>(*registry_, layout_, settings_.gradient_clipping, *queue_, *gradients_, counters_);
   states_ = std::make_unique<States>(layout_, device_, optimizer_, *state_tier_, *weights_);
   tensors_ = std::make_unique<Tensors>(*registry_, layout_, device_, optimizer_, collective_, *queue_, *weights_,
                                        *gradients_, *states_);
@@ -125,7 +125,7 @@ Status Engine::make_plan() {
   plan_.add("optimizer state", state, states_->bytes());
   plan_.add("update buffers", kDeviceTier, updater_->buffer_bytes());
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
-  plan_.add("agreement", kDeviceTier, agreement_->bytes());
+  plan_.add("gradient norms", device_.is_asynchronous() ? kCpuTier : kDeviceTier, gradients_->norm_bytes());
   const char* const words[] = {"none", "cpu", "nvme"};
   const ZeroSettings& zero = settings_.zero_optimization;
   log(STRATA_LOG_INFO, "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ", ZeRO stage " +
@@ -135,7 +135,7 @@ Status Engine::make_plan() {
   // Every rank's plan is the same; one of them is enough to read.
   const strata_log_level level = rank_ == 0 ? STRATA_LOG_INFO : STRATA_LOG_DEBUG;
   for (const std::string& line : plan_.lines()) log(level, "plan: " + line);
-  return plan_.check_host(device_in_ram_, local_world_, settings_.host_memory_limit);
+  return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
 }
 
 Status Engine::allocate() {
@@ -151,24 +151,24 @@ Status Engine::allocate() {
 Status Engine::fetch(uint32_t unit, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_unit(unit));
-  STRATA_RETURN_IF_ERROR(cpu_stream(stream));
+  STRATA_RETURN_IF_ERROR(check_stream(&stream));
   const Timed timed(counters_.timings.fetch_wait);
-  return weights_->fetch(unit);
+  return weights_->fetch(unit, stream);
 }
 
 Status Engine::release(uint32_t unit, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_unit(unit));
-  STRATA_RETURN_IF_ERROR(cpu_stream(stream));
-  if (!settings_.check_weights) return weights_->release(unit);
-  const Status unwritten = undo_write(unit);
-  STRATA_RETURN_IF_ERROR(weights_->release(unit));
+  STRATA_RETURN_IF_ERROR(check_stream(&stream));
+  if (!settings_.check_weights) return weights_->release(unit, stream);
+  const Status unwritten = undo_write(unit, stream);
+  STRATA_RETURN_IF_ERROR(weights_->release(unit, stream));
   return agreement_->all_ok(unwritten, "check_weights at the release of unit \"" + layout_.units[unit].name + "\"");
 }
 
-Status Engine::undo_write(uint32_t unit) {
+Status Engine::undo_write(uint32_t unit, const strata_stream* stream) {
   std::optional<Weights::Written> written;
-  STRATA_RETURN_IF_ERROR(weights_->undo_write(unit, &written));
+  STRATA_RETURN_IF_ERROR(weights_->undo_write(unit, stream, &written));
   if (!written) return Ok();
   const Segment& segment = layout_.units[written->unit].segments[written->segment];
   return {STRATA_FAILED_PRECONDITION,
@@ -181,8 +181,8 @@ Status Engine::view(uint32_t param, strata_tensor* out) {
   STRATA_RETURN_IF_ERROR(known_param(param));
   const Param& p = registry_->params[param];
   out->data = committed_ ? weights_->address(registry_->owner_of(param)) : nullptr;
-  out->device_type = STRATA_CPU;
-  out->device_id = 0;
+  out->device_type = device_.type();
+  out->device_id = device_.id();
   out->dtype = p.dtype;
   out->ndim = static_cast<int32_t>(p.shape.size());
   out->shape = p.shape.data();
@@ -193,10 +193,10 @@ Status Engine::view(uint32_t param, strata_tensor* out) {
 Status Engine::grad(uint32_t param, const strata_tensor& grad, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_param(param));
-  STRATA_RETURN_IF_ERROR(cpu_stream(stream));
+  STRATA_RETURN_IF_ERROR(check_stream(&stream));
   STRATA_RETURN_IF_ERROR(settle());
   const Timed timed(counters_.timings.fold);
-  return gradients_->add(param, grad);
+  return gradients_->add(param, grad, stream);
 }
 
 Status Engine::grads_done(uint32_t unit) {
@@ -244,8 +244,8 @@ Status Engine::step(const strata_step_args* args) {
   for (uint32_t unit : weights_->forward_order()) {
     if (layout_.units[unit].trainable_elements == 0) continue;
     job.units.push_back(unit);
-    job.updated.push_back(Event::create());
-    weights_->begin_update(unit, job.updated.back());
+    job.updated.push_back(Work::create());
+    weights_->begin_update(unit, job.updated.back(), &job.after.emplace_back());
   }
   gradients_->begin_step();
   updater_->submit(std::move(job));
@@ -275,7 +275,7 @@ std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args
 // buckets by the same order.
 Status Engine::settle() {
   if (settled_) return Ok();
-  STRATA_RETURN_IF_ERROR(outcome_->known->wait(queue_->patience()));
+  STRATA_RETURN_IF_ERROR(outcome_->known.wait_enqueued(queue_->patience()));
   settled_ = true;
   ++(outcome_->apply ? run_.applied : run_.skipped);
   before_last_step_ = at_last_step_;
@@ -478,9 +478,13 @@ Status Engine::known_param(uint32_t param) const {
           "there is no param " + std::to_string(param) + ", there are " + std::to_string(registry_->params.size())};
 }
 
-Status Engine::cpu_stream(const strata_stream* stream) const {
-  if (!stream || stream->domain == STRATA_CPU) return Ok();
-  return {STRATA_INVALID_ARGUMENT, "the device of this engine works on the CPU domain; pass a NULL stream"};
+// No stream, or one of the CPU, means: be done when the call returns.
+Status Engine::check_stream(const strata_stream** stream) const {
+  if (*stream && (*stream)->domain == STRATA_CPU) *stream = nullptr;
+  if (!*stream || ((*stream)->domain == device_.type() && (*stream)->device_id == device_.id())) return Ok();
+  return {STRATA_INVALID_ARGUMENT, "a stream of domain " + std::to_string((*stream)->domain) + ", device " +
+                                       std::to_string((*stream)->device_id) + "; the engine's device is of domain " +
+                                       std::to_string(device_.type()) + ", device " + std::to_string(device_.id())};
 }
 
 bool Engine::is_forked_child() const { return getpid() != pid_; }

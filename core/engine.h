@@ -68,6 +68,7 @@ class Engine {
   template <class Opened, class Api>
   Status open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table);
   void log_plugins();
+  Status check_device(const strata_collective_caps& ranks) const;
   Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
   std::vector<Agreement::Value> common_values() const;
   void build_parts();
@@ -78,10 +79,10 @@ class Engine {
 
   void note_failure(const Status& status);
   Status usable(bool committed = true);
-  Status undo_write(uint32_t unit);
+  Status undo_write(uint32_t unit, const strata_stream* stream);
   Status known_unit(uint32_t unit) const;
   Status known_param(uint32_t param) const;
-  Status cpu_stream(const strata_stream* stream) const;
+  Status check_stream(const strata_stream** stream) const;
   Status between_steps(const std::string& what);
   Status open_checkpoint();
   Status settle();
@@ -102,7 +103,6 @@ class Engine {
   std::string job_;
   int rank_ = 0, world_ = 1, local_world_ = 1;
   std::chrono::nanoseconds deadline_{0};
-  bool device_in_ram_ = true;
   Counters counters_;
   Device device_;
   Collective collective_;

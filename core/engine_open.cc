@@ -97,14 +97,9 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   const strata_device_api* device = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.device, STRATA_DEVICE, &device_, &device));
   strata_device_caps caps;
-  STRATA_RETURN_IF_ERROR(device_.caps(&caps));
-  device_in_ram_ = (caps.flags & STRATA_DEVICE_HOST_COHERENT) != 0;
-  if (!device_in_ram_ || !(ranks.flags & (STRATA_COLL_ANY_MEMORY | STRATA_COLL_ANY_OUTPUT))) {
-    return {STRATA_UNIMPLEMENTED, "device \"" + settings_.plugins.device + "\" with collective \"" +
-                                      settings_.plugins.collective +
-                                      "\": this version runs on devices whose memory is host memory, with a collective "
-                                      "that writes anywhere"};
-  }
+  STRATA_RETURN_IF_ERROR(device_.inspect(&caps));
+  STRATA_RETURN_IF_ERROR(check_device(ranks));
+  if (world_ == 1) collective_.use_memory_of(device_);
   open_args_.device = device;
   open_args_.device_self = device_.self();
 
@@ -117,6 +112,29 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   const strata_options* unused = nullptr;
   (void)plugins_->options(settings_.plugins.checkpoint, &unused);  // absent is fine until it is needed
   return plugins_->check_all_used();
+}
+
+// Whether device, collective and tiers can work together.
+Status Engine::check_device(const strata_collective_caps& ranks) const {
+  const PluginChoices& chosen = settings_.plugins;
+  const std::string device = "device \"" + chosen.device + "\"";
+  if (world_ > 1 && ranks.memory != device_.type()) {
+    return {STRATA_FAILED_PRECONDITION, "collective \"" + chosen.collective + "\" does not work on memory of " +
+                                            device +
+                                            ": choose plugins.device and plugins.collective that fit each other"};
+  }
+  if (world_ > 1 && (ranks.flags & (STRATA_COLL_ANY_MEMORY | STRATA_COLL_ANY_OUTPUT)) == 0) {
+    return {STRATA_UNIMPLEMENTED, "collective \"" + chosen.collective +
+                                      "\" writes into its own memory only; this "
+                                      "version needs one that writes anywhere"};
+  }
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const bool offload =
+      zero.offload_optimizer.device != OffloadDevice::kNone || zero.offload_param.device != OffloadDevice::kNone;
+  if (!device_.is_asynchronous() || !offload) return Ok();
+  return {STRATA_UNIMPLEMENTED, device +
+                                    " with zero_optimization.offload_optimizer or offload_param: this version "
+                                    "offloads only from a device whose memory is host memory"};
 }
 
 // The tier a manifest's `device` word names; each offload plugin is opened once and may serve both.

@@ -16,13 +16,15 @@ Status GradientBuffers::allocate(const Collective& collective, std::vector<uint6
   return Ok();
 }
 
-Status GradientBuffers::open(uint32_t unit) {
+Status GradientBuffers::open(uint32_t unit, const std::function<Status()>& settle) {
   auto place = find_place(unit);
   while (!place && !in_flight_.empty()) {
     STRATA_RETURN_IF_ERROR(reclaim_oldest());
     place = find_place(unit);
   }
   if (!place) {
+    STRATA_RETURN_IF_ERROR(settle());
+    STRATA_RETURN_IF_ERROR(before(nullptr));
     STRATA_RETURN_IF_ERROR(move_together());
     place = find_place(unit);
   }
@@ -43,7 +45,11 @@ std::optional<uint64_t> GradientBuffers::find_place(uint32_t unit) {
   return own_place_[unit];
 }
 
-void GradientBuffers::hand_over(const std::vector<uint32_t>& units, Event reduced) {
+Status GradientBuffers::before(const strata_stream* stream) const {
+  return reclaimed_ ? reclaimed_.before(stream, queue_.patience()) : Ok();
+}
+
+void GradientBuffers::hand_over(const std::vector<uint32_t>& units, Work reduced) {
   InFlight flight;
   flight.reduced = std::move(reduced);
   for (uint32_t unit : units) {
@@ -56,14 +62,16 @@ void GradientBuffers::hand_over(const std::vector<uint32_t>& units, Event reduce
 Status GradientBuffers::reclaim_oldest() {
   const InFlight flight = std::move(in_flight_.front());
   in_flight_.pop_front();
-  STRATA_RETURN_IF_ERROR(flight.reduced->wait(queue_.patience()));
+  STRATA_RETURN_IF_ERROR(flight.reduced.wait_enqueued(queue_.patience()));
+  reclaimed_ = flight.reduced;
   for (const auto& [unit, offset] : flight.places) {
     if (own_place_.empty()) arena_.give(offset, sizes_[unit]);
   }
   return Ok();
 }
 
-// No reduction is under way: what is left are buffers being filled, and they slide to the start, lowest first.
+// No reduction reads, and nothing writes: what is left are buffers being filled, and they slide to the start, lowest
+// first.
 Status GradientBuffers::move_together() {
   std::vector<uint32_t> open;
   for (uint32_t u = 0; u < places_.size(); ++u) {

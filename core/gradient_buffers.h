@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -26,15 +27,18 @@ class GradientBuffers {
   bool is_open(uint32_t unit) const { return places_[unit].has_value(); }
   // Element addresses change with the next `open` of another unit.
   char* at(uint32_t unit) const { return memory_.at(*places_[unit]); }
-  // Finds a place, waiting for reductions under way where there is no other room.
-  Status open(uint32_t unit);
+  // Finds a place, waiting for reductions under way where there is no other room. Open buffers may have to move:
+  // `settle` first waits for what is being written into them.
+  Status open(uint32_t unit, const std::function<Status()>& settle);
+  // What is written into open buffers on `stream` comes behind the reductions that read their places before.
+  Status before(const strata_stream* stream) const;
   // The buffers of `units` are read by a reduction and free when it is done.
-  void hand_over(const std::vector<uint32_t>& units, Event reduced);
+  void hand_over(const std::vector<uint32_t>& units, Work reduced);
 
  private:
   struct InFlight {
     std::vector<std::pair<uint32_t, uint64_t>> places;  // (unit, offset)
-    Event reduced;
+    Work reduced;
   };
   std::optional<uint64_t> find_place(uint32_t unit);
   Status reclaim_oldest();
@@ -48,6 +52,7 @@ class GradientBuffers {
   Memory memory_;
   Arena arena_;
   std::deque<InFlight> in_flight_;
+  Work reclaimed_;  // the last reduction whose places came free; it ends behind all earlier ones
 };
 
 }  // namespace strata

@@ -104,7 +104,17 @@ uint64_t Gradients::scratch_bytes() const {
   return group / (layout_.stage == 0 ? 1 : static_cast<uint64_t>(layout_.world)) * sizeof(float);
 }
 
+uint64_t Gradients::norm_bytes() const {
+  uint64_t blocks = 0;
+  for (const Unit& u : layout_.units) {
+    for (const Segment& s : u.segments) blocks += s.trainable ? s.shard / kShardElements : 0;
+  }
+  return blocks * sizeof(double);
+}
+
 Status Gradients::allocate() {
+  STRATA_RETURN_IF_ERROR(completing_.create(device_, 0));
+  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, norm_bytes(), &norms_).during("norms"));
   std::vector<uint64_t> sizes;
   for (const Slot& slot : slots_) sizes.push_back(slot.buffer_bytes);
   STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), buffer_bytes()));
@@ -121,11 +131,14 @@ Status Gradients::allocate() {
     owned = owned_memory_.at(0);
   }
   char* accumulator = accumulators_.at(0);
+  auto* norm = reinterpret_cast<double*>(norms_.at(0));
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     for (const Segment& s : layout_.units[u].segments) {
       slots_[u].owned.push_back(s.trainable ? owned : nullptr);
       slots_[u].accumulator.push_back(s.trainable && plan_.local ? accumulator : nullptr);
+      slots_[u].norm.push_back(norm);
       if (!s.trainable) continue;
+      norm += s.shard / kShardElements;
       owned += layout_.owned(s).size() * dtype_size(plan_.owned(s));
       if (plan_.local) accumulator += s.elements * sizeof(float);
     }
@@ -153,6 +166,10 @@ Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
     return {STRATA_INVALID_ARGUMENT, who + ": its shape " + shape_text(grad.shape, grad.ndim) + " is not the param's " +
                                          shape_text(p.shape.data(), static_cast<int32_t>(p.shape.size()))};
   }
+  if (grad.device_type != device_.type()) {
+    return {STRATA_INVALID_ARGUMENT, who + ": device_type of the tensor is " + std::to_string(grad.device_type) +
+                                         ", the engine's device is of type " + std::to_string(device_.type())};
+  }
   if (!grad.data && p.numel > 0) return {STRATA_INVALID_ARGUMENT, who + ": data is NULL"};
   if (micro_ == plan_.micro_batches) {
     return {STRATA_FAILED_PRECONDITION, who + ": all " + std::to_string(micro_) +
@@ -165,7 +182,7 @@ Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
   return Ok();
 }
 
-Status Gradients::add(uint32_t param, const strata_tensor& grad) {
+Status Gradients::add(uint32_t param, const strata_tensor& grad, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(check(param, grad));
   const Param& p = registry_.params[param];
   const uint32_t owner = p.owner;
@@ -174,35 +191,67 @@ Status Gradients::add(uint32_t param, const strata_tensor& grad) {
   used_[registry_.params[owner].unit] = 1;
   strata::add(counters_.grad_bytes, p.numel * dtype_size(grad.dtype));
   if (slot.state == State::kIdle) slot.state = State::kFilling;
+  STRATA_RETURN_IF_ERROR(take_turn(slot, stream));
   if (!settings_.contiguous_gradients) {
     slot.pending.push_back({owner, grad.data, grad.dtype});
     return Ok();
   }
-  return fold(owner, grad.data, grad.dtype);
+  return fold(owner, grad.data, grad.dtype, stream);
 }
 
-Status Gradients::fold(uint32_t owner, const void* data, strata_dtype dtype) {
+// A unit's gradients may come on several streams: each goes behind the one before.
+Status Gradients::take_turn(Slot& slot, const strata_stream* stream) {
+  if (!stream) return Ok();
+  if (slot.writer && slot.writer->native != stream->native) {
+    Marker end;
+    STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, &*slot.writer, &end));
+    STRATA_RETURN_IF_ERROR(end.before(stream));
+  }
+  slot.writer = *stream;
+  return Ok();
+}
+
+Status Gradients::fold(uint32_t owner, const void* data, strata_dtype dtype, const strata_stream* stream) {
   const Param& p = registry_.params[owner];
-  if (plan_.local) return fold_locally(p, owner, data, dtype);
+  if (plan_.local) return fold_locally(p, owner, data, dtype, stream);
   STRATA_RETURN_IF_ERROR(open_buffer(p.home));
+  STRATA_RETURN_IF_ERROR(buffers_.before(stream));
   const strata_dtype wire = plan_.wire(layout_.units[p.home].segments[p.segment]);
   char* place = wire_address(p.home, p.segment) + p.offset * dtype_size(wire);
   const uint32_t before = contributions_[owner]++;
-  if (before == 0) return device_.cast(place, wire, data, dtype, p.numel, STRATA_ROUND_EVEN);
-  if (wire == STRATA_F32) return device_.accumulate(reinterpret_cast<float*>(place), data, dtype, p.numel);
+  if (before == 0) return device_.cast(place, wire, data, dtype, p.numel, STRATA_ROUND_EVEN, stream);
+  if (wire == STRATA_F32) return device_.accumulate(reinterpret_cast<float*>(place), data, dtype, p.numel, stream);
   Memory& sum = sums_[owner];
   if (sum.bytes() == 0) {
     STRATA_RETURN_IF_ERROR(Memory::on_device(device_, p.numel * sizeof(float), &sum).during("sum of " + p.name));
   }
   auto* fp32 = reinterpret_cast<float*>(sum.at(0));
-  if (before == 1) STRATA_RETURN_IF_ERROR(device_.cast(fp32, STRATA_F32, place, wire, p.numel, STRATA_ROUND_EVEN));
-  return device_.accumulate(fp32, data, dtype, p.numel);
+  if (before == 1) {
+    STRATA_RETURN_IF_ERROR(device_.cast(fp32, STRATA_F32, place, wire, p.numel, STRATA_ROUND_EVEN, stream));
+  }
+  return device_.accumulate(fp32, data, dtype, p.numel, stream);
 }
 
-Status Gradients::fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype) {
+Status Gradients::fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype,
+                               const strata_stream* stream) {
   auto* sum = reinterpret_cast<float*>(slots_[p.home].accumulator[p.segment]) + p.offset;
-  if (contributions_[owner]++ == 0) return device_.cast(sum, STRATA_F32, data, dtype, p.numel, STRATA_ROUND_EVEN);
-  return device_.accumulate(sum, data, dtype, p.numel);
+  if (contributions_[owner]++ == 0) {
+    return device_.cast(sum, STRATA_F32, data, dtype, p.numel, STRATA_ROUND_EVEN, stream);
+  }
+  return device_.accumulate(sum, data, dtype, p.numel, stream);
+}
+
+// Waits for everything that is being written into buffers.
+Status Gradients::settle_writers() {
+  for (Slot& slot : slots_) {
+    STRATA_RETURN_IF_ERROR(note_written(slot));
+    STRATA_RETURN_IF_ERROR(slot.written.before(nullptr));
+  }
+  return completing_.wait();
+}
+
+Status Gradients::note_written(Slot& slot) {
+  return slot.writer ? Marker::at_end_of(device_, &*slot.writer, &slot.written) : Ok();
 }
 
 // Gives the unit a flat buffer, launching what is finished when there is no room.
@@ -210,7 +259,7 @@ Status Gradients::open_buffer(uint32_t unit) {
   if (slots_[unit].buffer_bytes == 0 || buffers_.is_open(unit)) return Ok();
   const uint64_t elements = layout_.units[unit].trainable_elements;
   STRATA_RETURN_IF_ERROR(make_room(elements));
-  Status status = buffers_.open(unit);
+  Status status = buffers_.open(unit, [this] { return settle_writers(); });
   if (!status.ok()) {
     return {status.code(), "gradients of unit \"" + layout_.units[unit].name + "\": " + status.text() +
                                ": raise zero_optimization.reduce_bucket_size, or tell with strata_grads_done when a "
@@ -248,14 +297,15 @@ Status Gradients::unit_done(uint32_t unit) {
   for (uint32_t fed : layout_.units[unit].feeds) {
     const auto& feeders = slots_[fed].feeders;
     const bool done = std::all_of(feeders.begin(), feeders.end(), [&](uint32_t f) { return unit_closed_[f]; });
-    if (done && trainable(fed)) mark_ready(fed);
+    if (done && trainable(fed)) STRATA_RETURN_IF_ERROR(mark_ready(fed));
   }
   return advance();
 }
 
-void Gradients::mark_ready(uint32_t unit) {
+Status Gradients::mark_ready(uint32_t unit) {
   slots_[unit].state = State::kReady;
   ready_order_.push_back(unit);
+  return note_written(slots_[unit]);
 }
 
 Status Gradients::advance() {
@@ -286,7 +336,8 @@ Status Gradients::end_backward() {
                                             " micro-batches of gradient_accumulation_steps are in, call strata_step"};
   }
   for (uint32_t u = 0; u < slots_.size(); ++u) {
-    if (trainable(u) && slots_[u].state != State::kReady && !launched_[u]) mark_ready(u);
+    if (!trainable(u) || slots_[u].state == State::kReady || launched_[u]) continue;
+    STRATA_RETURN_IF_ERROR(mark_ready(u));
   }
   STRATA_RETURN_IF_ERROR(advance());
   STRATA_RETURN_IF_ERROR(launch());
@@ -297,7 +348,11 @@ Status Gradients::end_backward() {
   filling_ = false;
   std::fill(launched_.begin(), launched_.end(), 0);
   std::fill(unit_closed_.begin(), unit_closed_.end(), 0);
-  for (Slot& slot : slots_) slot.state = State::kIdle;
+  for (Slot& slot : slots_) {
+    slot.state = State::kIdle;
+    slot.writer.reset();
+    slot.written = {};
+  }
   if (!plan_.local || micro_ == plan_.micro_batches) std::fill(contributions_.begin(), contributions_.end(), 0);
   return Ok();
 }
@@ -308,10 +363,14 @@ Status Gradients::end_backward() {
 // nothing came.
 Status Gradients::complete(uint32_t unit) {
   Slot& slot = slots_[unit];
-  for (const Pending& g : slot.pending) STRATA_RETURN_IF_ERROR(fold(g.param, g.data, g.dtype));
+  const strata_stream* writer = slot.writer ? &*slot.writer : nullptr;
+  for (const Pending& g : slot.pending) STRATA_RETURN_IF_ERROR(fold(g.param, g.data, g.dtype, writer));
+  if (!slot.pending.empty()) STRATA_RETURN_IF_ERROR(note_written(slot));
   slot.pending.clear();
   if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
   STRATA_RETURN_IF_ERROR(open_buffer(unit));
+  STRATA_RETURN_IF_ERROR(buffers_.before(completing_.c()));
+  STRATA_RETURN_IF_ERROR(slot.written.before(completing_.c()));
   for (uint32_t i = 0; i < slot.owned.size(); ++i) {
     if (layout_.units[unit].segments[i].trainable) STRATA_RETURN_IF_ERROR(complete_segment(unit, i));
   }
@@ -321,19 +380,22 @@ Status Gradients::complete(uint32_t unit) {
 Status Gradients::complete_segment(uint32_t unit, uint32_t segment) {
   const Segment& s = layout_.units[unit].segments[segment];
   const strata_dtype wire = plan_.wire(s);
+  const strata_stream* stream = completing_.c();
   char* sum = plan_.local ? slots_[unit].accumulator[segment] : wire_address(unit, segment);
   const uint64_t size = plan_.local ? sizeof(float) : dtype_size(wire);
   for (uint32_t id : s.params) {
     const Param& p = registry_.params[id];
-    if (contributions_[id] == 0) STRATA_RETURN_IF_ERROR(device_.zero(sum + p.offset * size, p.numel * size));
+    if (contributions_[id] == 0) STRATA_RETURN_IF_ERROR(device_.zero(sum + p.offset * size, p.numel * size, stream));
     if (!plan_.local && contributions_[id] > 1 && wire != STRATA_F32) {
       STRATA_RETURN_IF_ERROR(
-          device_.cast(sum + p.offset * size, wire, sums_[id].at(0), STRATA_F32, p.numel, STRATA_ROUND_EVEN));
+          device_.cast(sum + p.offset * size, wire, sums_[id].at(0), STRATA_F32, p.numel, STRATA_ROUND_EVEN, stream));
     }
   }
-  for (const Range& gap : s.gaps) STRATA_RETURN_IF_ERROR(device_.zero(sum + gap.begin * size, gap.size() * size));
+  for (const Range& gap : s.gaps) {
+    STRATA_RETURN_IF_ERROR(device_.zero(sum + gap.begin * size, gap.size() * size, stream));
+  }
   if (!plan_.local || wire == STRATA_F32) return Ok();
-  return device_.cast(wire_address(unit, segment), wire, sum, STRATA_F32, s.elements, STRATA_ROUND_EVEN);
+  return device_.cast(wire_address(unit, segment), wire, sum, STRATA_F32, s.elements, STRATA_ROUND_EVEN, stream);
 }
 
 // Sends the bucket. With local accumulation only the last micro-batch has something to send.
@@ -350,12 +412,15 @@ Status Gradients::launch() {
   op.tag = (2ull << 32) | units.front();
   op.label = "reduction of unit \"" + layout_.units[units.front()].name + "\"" +
              (units.size() > 1 ? " and " + std::to_string(units.size() - 1) + " more" : "");
+  Marker completed;
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, completing_.c(), &completed));
+  op.after.push_back(Work::ending_at(completed));
   const bool add_to_sum = !plan_.local && micro_ > 0;
   char* scratch = scratch_.at(0);
   for (uint32_t u : units) {
     // The slice may still feed the update of the last step.
     if (micro_ == 0 || plan_.local) {
-      if (Event updated = weights_.updated(u)) op.after.push_back(std::move(updated));
+      if (Work updated = weights_.updated(u)) op.after.push_back(std::move(updated));
     }
     for (uint32_t i = 0; i < slots_[u].owned.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
@@ -371,14 +436,16 @@ Status Gradients::launch() {
     }
     if (buffers_.is_open(u)) open_elements_ -= layout_.units[u].trainable_elements;
   }
-  op.then = [this, units, micro = micro_] { return after_reduction(units, micro); };
-  Event reduced = queue_.submit(std::move(op));
+  op.then = [this, units, micro = micro_](const strata_stream* stream) {
+    return after_reduction(units, micro, stream);
+  };
+  Work reduced = queue_.submit(std::move(op));
   buffers_.hand_over(units, reduced);
-  return settings_.overlap_comm ? Ok() : reduced->wait(queue_.patience());
+  return settings_.overlap_comm ? Ok() : reduced.before(nullptr, queue_.patience());
 }
 
 // Collective thread.
-Status Gradients::after_reduction(const std::vector<uint32_t>& units, int micro) {
+Status Gradients::after_reduction(const std::vector<uint32_t>& units, int micro, const strata_stream* stream) {
   const char* scratch = scratch_.at(0);
   for (uint32_t u : units) {
     for (uint32_t i = 0; i < slots_[u].owned.size() && micro > 0 && !plan_.local; ++i) {
@@ -386,10 +453,10 @@ Status Gradients::after_reduction(const std::vector<uint32_t>& units, int micro)
       if (!s.trainable) continue;
       const uint64_t count = layout_.owned(s).size();
       STRATA_RETURN_IF_ERROR(
-          device_.accumulate(reinterpret_cast<float*>(slots_[u].owned[i]), scratch, STRATA_F32, count));
+          device_.accumulate(reinterpret_cast<float*>(slots_[u].owned[i]), scratch, STRATA_F32, count, stream));
       scratch += count * sizeof(float);
     }
-    if (micro + 1 == plan_.micro_batches) STRATA_RETURN_IF_ERROR(update_norm(u));
+    if (micro + 1 == plan_.micro_batches) STRATA_RETURN_IF_ERROR(square(u, stream));
   }
   return Ok();
 }
@@ -397,26 +464,31 @@ Status Gradients::after_reduction(const std::vector<uint32_t>& units, int micro)
 // ---- norm --------------------------------------------------------------------------------------------------------
 
 // Collective thread. Always over this rank's own slice, so that every stage adds the same numbers in the same order.
-Status Gradients::update_norm(uint32_t unit) {
-  double sum = 0;
-  for (uint32_t i = 0; i < slots_[unit].owned.size(); ++i) {
+Status Gradients::square(uint32_t unit, const strata_stream* stream) {
+  const Slot& slot = slots_[unit];
+  for (uint32_t i = 0; i < slot.owned.size(); ++i) {
     const Segment& s = layout_.units[unit].segments[i];
     if (!s.trainable) continue;
     const strata_dtype dtype = plan_.owned(s);
     const uint64_t first = s.slice(layout_.rank).begin - layout_.owned(s).begin;
-    block_sums_.resize(s.shard / kShardElements);
     STRATA_RETURN_IF_ERROR(
-        device_.square_sums(slots_[unit].owned[i] + first * dtype_size(dtype), dtype, s.shard, block_sums_.data()));
-    for (double block : block_sums_) sum += block;
+        device_.square_sums(slot.owned[i] + first * dtype_size(dtype), dtype, s.shard, slot.norm[i], stream));
   }
-  slots_[unit].norm = sum;
   return Ok();
 }
 
+// Eight sums side by side, then together: an order of its own, but always the same one, and not bound by the latency of
+// an addition.
 double Gradients::norm_partial() const {
-  double sum = 0;
-  for (uint32_t u = 0; u < slots_.size(); ++u) sum += trainable(u) ? slots_[u].norm : 0.0;
-  return sum;
+  constexpr uint64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  const auto* sums = reinterpret_cast<const double*>(norms_.at(0));
+  const uint64_t blocks = norms_.bytes() / sizeof(double);
+  for (uint64_t b = 0; b < blocks; ++b) lanes[b % kLanes] += sums[b];
+  for (uint64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (uint64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
 }
 
 Status Gradients::find_nonfinite(std::string* param) const {

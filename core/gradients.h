@@ -13,11 +13,15 @@
 // The first gradient of a param in a micro-batch is copied; from the second on the sum is kept in fp32 beside the
 // buffer and rounded once, when the unit is reduced.
 //
+// On a device with streams a gradient is folded on the host's own stream, where the memory it lies in is safe; units
+// are completed on another one behind that, and reduced behind that.
+//
 // Host thread, except the work marked "collective thread", which runs behind each reduction.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/comm_queue.h"
@@ -53,9 +57,10 @@ class Gradients {
   uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
   uint64_t accumulator_bytes() const;  // full fp32 accumulators, device
   uint64_t scratch_bytes() const;      // one reduction's fp32 result, device
+  uint64_t norm_bytes() const;         // sums of squares, host
   Status allocate();
 
-  Status add(uint32_t param, const strata_tensor& grad);
+  Status add(uint32_t param, const strata_tensor& grad, const strata_stream* stream);
   Status unit_done(uint32_t unit);
   Status end_backward();
   int micro_batches_done() const { return micro_; }
@@ -70,7 +75,8 @@ class Gradients {
   const char* owned(uint32_t unit, uint32_t segment) const { return slots_[unit].owned[segment]; }
   strata_dtype owned_dtype(const Segment& s) const { return plan_.owned(s); }
   const GradientPlan& plan() const { return plan_; }
-  // Sum of squares over this rank's own slices, added in the fixed order. Collective thread, after all reductions.
+  // Sum of squares over this rank's own slices, added in a fixed order. Collective thread, when all reductions are
+  // done.
   double norm_partial() const;
   // The first inf or NaN in this rank's slices: the param it lies in. Update thread.
   Status find_nonfinite(std::string* param) const;
@@ -89,26 +95,33 @@ class Gradients {
     std::vector<char*> owned;        // per segment, NULL for frozen
     std::vector<char*> accumulator;  // per segment, full fp32
     std::vector<uint32_t> feeders;   // registered units whose gradients end up here
+    std::vector<double*> norm;       // per segment: sums of squares of this rank's blocks
     std::vector<Pending> pending;    // contiguous_gradients = false
-    double norm = 0;                 // collective thread
+    // The stream that wrote into the buffer last, where there is one, and the end of what it wrote, once that is known.
+    std::optional<strata_stream> writer;
+    Marker written;
   };
 
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
   char* wire_address(uint32_t unit, uint32_t segment) const;
   uint64_t capacity() const;
   Status check(uint32_t param, const strata_tensor& grad) const;
-  Status fold(uint32_t owner, const void* data, strata_dtype dtype);
-  Status fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype);
+  Status take_turn(Slot& slot, const strata_stream* stream);
+  Status fold(uint32_t owner, const void* data, strata_dtype dtype, const strata_stream* stream);
+  Status fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype,
+                      const strata_stream* stream);
+  Status settle_writers();
   Status open_buffer(uint32_t unit);
   Status make_room(uint64_t elements);
-  void mark_ready(uint32_t unit);
+  Status mark_ready(uint32_t unit);
+  Status note_written(Slot& slot);
   Status advance();
   Status append(uint32_t unit);
   Status launch();
   Status complete(uint32_t unit);
   Status complete_segment(uint32_t unit, uint32_t segment);
-  Status after_reduction(const std::vector<uint32_t>& units, int micro);
-  Status update_norm(uint32_t unit);
+  Status after_reduction(const std::vector<uint32_t>& units, int micro, const strata_stream* stream);
+  Status square(uint32_t unit, const strata_stream* stream);
 
   const Registry& registry_;
   const Layout& layout_;
@@ -123,7 +136,8 @@ class Gradients {
 
   std::vector<Slot> slots_;  // by layout unit
   GradientBuffers buffers_;
-  Memory accumulators_, scratch_;
+  Stream completing_;  // brings buffers into the state that is reduced
+  Memory accumulators_, scratch_, norms_;
   Region owned_region_;
   Memory owned_memory_;
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
@@ -136,8 +150,7 @@ class Gradients {
   size_t next_ = 0;                // position in order_
   std::vector<uint32_t> bucket_;
   uint64_t bucket_elements_ = 0;
-  uint64_t open_elements_ = 0;      // buffers whose reduction was not launched
-  std::vector<double> block_sums_;  // collective thread
+  uint64_t open_elements_ = 0;  // buffers whose reduction was not launched
   int micro_ = 0;
   bool filling_ = false;
 };

@@ -108,11 +108,11 @@ Interface device() {
 Interface collective() {
   using T = strata_collective_api;
   return {STRATA_COLLECTIVE,
-          END_OF(T, abort),
+          END_OF(T, exchange),
           sizeof(T),
           {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
            REQUIRED(T, all_gather), REQUIRED(T, reduce_scatter), REQUIRED(T, all_reduce), REQUIRED(T, broadcast),
-           REQUIRED(T, all_to_all), REQUIRED(T, barrier), REQUIRED(T, abort)}};
+           REQUIRED(T, all_to_all), REQUIRED(T, barrier), REQUIRED(T, abort), REQUIRED(T, exchange)}};
 }
 
 Interface offload() {

@@ -288,17 +288,18 @@ Status Snapshot::load_tensors(strata_ckpt_load* load, const std::vector<uint64_t
 Status Snapshot::load_param(strata_ckpt_load* load, uint64_t index, const Param& p) {
   const Segment& s = layout_.units[p.home].segments[p.segment];
   const auto* api = checkpoint_.api();
-  if (layout_.is_whole(p.home) && p.numel > 0) {
-    char* weight = weights_.whole(p.home, p.segment) + p.offset * dtype_size(s.dtype);
-    STRATA_RETURN_IF_ERROR(take_failure(api->load_read(load, index, "weight", 0, p.numel, weight)));
-  }
   const Range owned = layout_.owned(s), mine = intersect(owned, {p.offset, p.offset + p.numel});
   std::vector<std::string> arrays = {"weight"};
   if (s.trainable) {
     const auto& optim = states_.layout_of(s);
     arrays.insert(arrays.end(), optim.canonical, optim.canonical + optim.canonical_count);
   }
-  std::vector<char> buffer(std::min(kLoadElements, mine.size()) * sizeof(float));
+  std::vector<char> buffer(std::min(kLoadElements, p.numel) * sizeof(float));
+  for (uint64_t at = 0; layout_.is_whole(p.home) && at < p.numel; at += kLoadElements) {
+    const uint64_t count = std::min(kLoadElements, p.numel - at);
+    STRATA_RETURN_IF_ERROR(take_failure(api->load_read(load, index, "weight", at, count, buffer.data())));
+    STRATA_RETURN_IF_ERROR(tensors_.import_whole(p.home, p.segment, p.offset + at, count, buffer.data()));
+  }
   for (const std::string& array : arrays) {
     for (uint64_t at = mine.begin; at < mine.end; at += kLoadElements) {
       const uint64_t count = std::min(kLoadElements, mine.end - at);

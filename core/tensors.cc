@@ -1,7 +1,6 @@
 #include "core/tensors.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace strata {
 
@@ -19,12 +18,13 @@ Tensors::Tensors(const Registry& registry, const Layout& layout, const Device& d
       states_(states) {}
 
 Status Tensors::allocate() {
-  return Memory::for_collectives(collective_, kStagingBytes, &staging_).during("tensor staging");
+  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, kPieceBytes, &staging_).during("tensor staging"));
+  return Memory::on_device(device_, kPieceBytes, &native_).during("tensor staging");
 }
 
 std::vector<Tensors::Piece> Tensors::cut(const Param& p) const {
   const Segment& s = layout_.units[p.home].segments[p.segment];
-  const uint64_t most = kStagingBytes / sizeof(float);
+  const uint64_t most = kPieceBytes / sizeof(float);
   std::vector<Piece> pieces;
   for (uint64_t at = 0; at < p.numel;) {
     const uint64_t begin = p.offset + at;
@@ -88,8 +88,9 @@ Status Tensors::write(uint32_t param, const strata_tensor* value, int32_t root) 
     // Values travel as fp32, which holds every weight dtype exactly.
     if (mine) {
       const char* from = static_cast<const char*>(value->data) + piece.begin * dtype_size(value->dtype);
-      STRATA_RETURN_IF_ERROR(
-          device_.cast(staging_.at(0), STRATA_F32, from, value->dtype, piece.segment.size(), STRATA_ROUND_EVEN));
+      STRATA_RETURN_IF_ERROR(device_.copy(native_.at(0), from, piece.segment.size() * dtype_size(value->dtype)));
+      STRATA_RETURN_IF_ERROR(device_.cast(staging_.at(0), STRATA_F32, native_.at(0), value->dtype, piece.segment.size(),
+                                          STRATA_ROUND_EVEN));
     }
     STRATA_RETURN_IF_ERROR(broadcast(p, piece, STRATA_F32, root));
     STRATA_RETURN_IF_ERROR(keep(p, piece));
@@ -110,32 +111,53 @@ Status Tensors::keep(const Param& p, const Piece& piece) {
   const char* from = staging_.at((part.begin - piece.segment.begin) * sizeof(float));
   const uint64_t first = part.begin - owned.begin;
   if (s.trainable && states_.canonical_index(s, "master") >= 0) {
-    return import_owned(p.home, p.segment, "master", first, part.size(), from);
+    return import_piece(p.home, p.segment, "master", first, part.size(), from);
   }
-  std::vector<char> native(part.size() * dtype_size(s.dtype));
-  STRATA_RETURN_IF_ERROR(device_.cast(native.data(), s.dtype, from, STRATA_F32, part.size(), STRATA_ROUND_AWAY));
-  return import_weight(p.home, p.segment, first, part.size(), native.data());
+  STRATA_RETURN_IF_ERROR(device_.cast(native_.at(0), s.dtype, from, STRATA_F32, part.size(), STRATA_ROUND_AWAY));
+  return import_weight(p.home, p.segment, first, part.size(), native_.at(0));
 }
 
-Status Tensors::import_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
-                             const void* in) {
-  if (array == "weight") return import_weight(unit, segment, first, count, static_cast<const char*>(in));
+Status Tensors::import_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                             const char* in) {
+  if (array == "weight") return import_weight(unit, segment, first, count, in);
   const Segment& s = layout_.units[unit].segments[segment];
   const int index = s.trainable ? states_.canonical_index(s, array) : -1;
   if (index < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
   return states_.visit(unit, segment, first, count, true, [&](const strata_optim_args& args, uint64_t at) {
-    return optimizer_.import_array(args, static_cast<uint32_t>(index), static_cast<const float*>(in) + (at - first));
+    return optimizer_.import_array(args, static_cast<uint32_t>(index),
+                                   reinterpret_cast<const float*>(in) + (at - first));
   });
+}
+
+// Calls fn(begin, elements) for pieces that fit the staging buffers.
+template <class Fn>
+Status Tensors::in_pieces(uint64_t count, uint64_t element_size, Fn fn) {
+  const uint64_t most = kPieceBytes / element_size;
+  for (uint64_t at = 0; at < count; at += most) STRATA_RETURN_IF_ERROR(fn(at, std::min(most, count - at)));
+  return Ok();
+}
+
+Status Tensors::import_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                             const void* in) {
+  const auto* from = static_cast<const char*>(in);
+  if (!device_.is_asynchronous()) return import_piece(unit, segment, array, first, count, from);
+  const uint64_t size = array == "weight" ? dtype_size(layout_.units[unit].segments[segment].dtype) : sizeof(float);
+  return in_pieces(count, size, [&](uint64_t at, uint64_t n) {
+    STRATA_RETURN_IF_ERROR(device_.copy(native_.at(0), from + at * size, n * size));
+    return import_piece(unit, segment, array, first + at, n, native_.at(0));
+  });
+}
+
+Status Tensors::import_whole(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const void* in) {
+  const uint64_t size = dtype_size(layout_.units[unit].segments[segment].dtype);
+  return device_.copy(weights_.whole(unit, segment) + first * size, in, count * size);
 }
 
 Status Tensors::import_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const char* in) {
   const Segment& s = layout_.units[unit].segments[segment];
   const OwnedWeights owned = weights_.owned(unit, segment);
   const uint64_t size = dtype_size(s.dtype);
-  if (owned.address) {
-    std::memcpy(owned.address + first * size, in, count * size);
-    return Ok();
-  }
+  if (owned.address) return device_.copy(owned.address + first * size, in, count * size);
   return weights_.tier().write(*owned.region, owned.offset + first * size, count * size, in, nullptr);
 }
 
@@ -161,19 +183,32 @@ Status Tensors::read(uint32_t param, const std::string& array, const strata_tens
     const Range owned = layout_.owned(s), part = intersect(owned, piece.segment);
     if (part.size() == piece.segment.size()) {
       STRATA_RETURN_IF_ERROR(
-          export_owned(p.home, p.segment, array, part.begin - owned.begin, part.size(), staging_.at(0)));
+          export_piece(p.home, p.segment, array, part.begin - owned.begin, part.size(), staging_.at(0)));
     }
     if (layout_.stage > 0) STRATA_RETURN_IF_ERROR(broadcast(p, piece, dtype, piece.owner));
     char* to = static_cast<char*>(out.data) + piece.begin * dtype_size(out.dtype);
-    STRATA_RETURN_IF_ERROR(device_.cast(to, out.dtype, staging_.at(0), dtype, piece.segment.size(), STRATA_ROUND_EVEN));
+    STRATA_RETURN_IF_ERROR(
+        device_.cast(native_.at(0), out.dtype, staging_.at(0), dtype, piece.segment.size(), STRATA_ROUND_EVEN));
+    STRATA_RETURN_IF_ERROR(device_.copy(to, native_.at(0), piece.segment.size() * dtype_size(out.dtype)));
   }
   return Ok();
 }
 
 Status Tensors::export_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
                              void* out) {
+  auto* to = static_cast<char*>(out);
+  if (!device_.is_asynchronous()) return export_piece(unit, segment, array, first, count, to);
+  const uint64_t size = array == "weight" ? dtype_size(layout_.units[unit].segments[segment].dtype) : sizeof(float);
+  return in_pieces(count, size, [&](uint64_t at, uint64_t n) {
+    STRATA_RETURN_IF_ERROR(export_piece(unit, segment, array, first + at, n, native_.at(0)));
+    return device_.copy(to + at * size, native_.at(0), n * size);
+  });
+}
+
+Status Tensors::export_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                             char* out) {
   const Segment& s = layout_.units[unit].segments[segment];
-  if (array == "weight") return export_weight(unit, segment, first, count, static_cast<char*>(out));
+  if (array == "weight") return export_weight(unit, segment, first, count, out);
   if (array == "grad") {
     const strata_dtype dtype = gradients_.owned_dtype(s);
     return device_.cast(out, STRATA_F32, gradients_.owned(unit, segment) + first * dtype_size(dtype), dtype, count,
@@ -182,7 +217,7 @@ Status Tensors::export_owned(uint32_t unit, uint32_t segment, const std::string&
   const int index = s.trainable ? states_.canonical_index(s, array) : -1;
   if (index < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
   return states_.visit(unit, segment, first, count, false, [&](const strata_optim_args& args, uint64_t at) {
-    return optimizer_.export_array(args, static_cast<uint32_t>(index), static_cast<float*>(out) + (at - first));
+    return optimizer_.export_array(args, static_cast<uint32_t>(index), reinterpret_cast<float*>(out) + (at - first));
   });
 }
 
@@ -190,10 +225,7 @@ Status Tensors::export_weight(uint32_t unit, uint32_t segment, uint64_t first, u
   const Segment& s = layout_.units[unit].segments[segment];
   const OwnedWeights owned = weights_.owned(unit, segment);
   const uint64_t size = dtype_size(s.dtype);
-  if (owned.address) {
-    std::memcpy(out, owned.address + first * size, count * size);
-    return Ok();
-  }
+  if (owned.address) return device_.copy(out, owned.address + first * size, count * size);
   return weights_.tier().read(*owned.region, owned.offset + first * size, count * size, out, nullptr);
 }
 

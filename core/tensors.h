@@ -2,7 +2,8 @@
 //
 // All ranks walk the same pieces: a piece lies in one owner's slice and fits the staging buffer. Writing broadcasts
 // the root's values; each rank keeps what it owns, and everybody the weight where it is kept whole. Reading
-// broadcasts from the owner. Runs with no update under way; host thread.
+// broadcasts from the owner. Values are staged on the device, beside them the host's in its own dtype. Runs with no
+// update under way; host thread.
 #pragma once
 
 #include "core/comm_queue.h"
@@ -16,7 +17,7 @@ class Tensors {
   Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
           const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients, States& states);
 
-  static constexpr uint64_t kStagingBytes = 4u << 20;
+  static constexpr uint64_t kPieceBytes = 4u << 20, kStagingBytes = 2 * kPieceBytes;
   Status allocate();
 
   // This rank's part of the arguments; all ranks agree on the answers before any of them starts.
@@ -25,12 +26,15 @@ class Tensors {
   Status write(uint32_t param, const strata_tensor* value, int32_t root);
   Status read(uint32_t param, const std::string& array, const strata_tensor& out);
 
-  // Elements [first, first + count) of a segment, which this rank owns: one canonical array or "weight" out ...
+  // Elements [first, first + count) of a segment, which this rank owns: one canonical array or "weight" out into host
+  // memory ...
   Status export_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
                       void* out);
   // ... and in. "weight" is in the segment's dtype, arrays are F32; "master" writes the weight, too.
   Status import_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
                       const void* in);
+  // The whole weight's elements from host memory, where it is kept whole.
+  Status import_whole(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const void* in);
 
  private:
   struct Piece {
@@ -42,8 +46,15 @@ class Tensors {
   Status check_tensor(const Param& p, const strata_tensor& t, bool fp32_only) const;
   Status broadcast(const Param& p, const Piece& piece, strata_dtype dtype, int root);
   Status keep(const Param& p, const Piece& piece);
+  // The same with device memory for the values.
+  Status export_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                      char* out);
+  Status import_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
+                      const char* in);
   Status export_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out);
   Status import_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const char* in);
+  template <class Fn>
+  Status in_pieces(uint64_t count, uint64_t element_size, Fn fn);
 
   const Registry& registry_;
   const Layout& layout_;
@@ -54,7 +65,8 @@ class Tensors {
   Weights& weights_;
   const Gradients& gradients_;
   States& states_;
-  Memory staging_;
+  Memory staging_;  // what travels between ranks
+  Memory native_;   // the same in the host's dtype
 };
 
 }  // namespace strata

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/fpu.h"
 
@@ -31,6 +32,7 @@ Updater::~Updater() {
   }
   wake_.notify_all();
   thread_.join();
+  (void)stream_.wait();  // what was enqueued uses memory that goes next
 }
 
 uint64_t Updater::buffer_bytes() const {
@@ -46,6 +48,8 @@ uint64_t Updater::buffer_bytes() const {
 }
 
 Status Updater::allocate() {
+  STRATA_RETURN_IF_ERROR(stream_.create(device_, 0));
+  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, 2 * sizeof(Factors), &factors_).during("update factors"));
   const uint64_t each = buffer_bytes() / kBuffers;
   for (Memory& buffer : buffers_) {
     STRATA_RETURN_IF_ERROR(Memory::on_device(device_, each, &buffer).during("update buffers"));
@@ -64,7 +68,7 @@ void Updater::submit(UpdateJob job) {
 Status Updater::join() {
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] { return jobs_.empty() && !running_; });
-  return failure_;
+  return failure_.ok() ? stream_.wait().during("update") : failure_;
 }
 
 void Updater::work() {
@@ -80,11 +84,11 @@ void Updater::work() {
     Status status = failure_;
     lock.unlock();
     if (status.ok()) {
-      status = run(job).during("update of step " + std::to_string(job.step));
+      status = finish(job, run(job)).during("update of step " + std::to_string(job.step));
       if (!status.ok()) on_failure_(status);
     }
-    for (Event& event : job.updated) {
-      if (!event->is_set()) event->set(status);
+    for (Work& updated : job.updated) {
+      if (!status.ok() && !updated.is_set()) updated.failed(status);
     }
     lock.lock();
     if (failure_.ok()) failure_ = status;
@@ -94,13 +98,27 @@ void Updater::work() {
 }
 
 Status Updater::run(UpdateJob& job) {
-  STRATA_RETURN_IF_ERROR(job.outcome->known->wait(std::chrono::nanoseconds(-1)));
+  STRATA_RETURN_IF_ERROR(job.outcome->known.wait_enqueued(std::chrono::nanoseconds(-1)));
   if (!job.outcome->apply) return skip(job);
   const Timed timed(counters_.timings.update);
   scalar_sets_.clear();
   scalars_.clear();
-  STRATA_RETURN_IF_ERROR(pipeline(job, cut(job)));
+  reinterpret_cast<Factors*>(factors_.at(0))[job.step % 2] = {job.outcome->grad_scale, job.outcome->apply};
+  std::vector<Part> parts;
+  STRATA_RETURN_IF_ERROR(cut(job, &parts));
+  STRATA_RETURN_IF_ERROR(pipeline(job, parts));
   for (size_t u = 0; u < unit_steps.size(); ++u) unit_steps[u] += job.outcome->used[u] ? 1 : 0;
+  return Ok();
+}
+
+// Units that were left as they are, those of a skipped step included, are as new as everything enqueued so far.
+Status Updater::finish(UpdateJob& job, const Status& status) {
+  Marker end;
+  STRATA_RETURN_IF_ERROR(status);
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream_.c(), &end));
+  for (Work& updated : job.updated) {
+    if (!updated.is_set()) updated.enqueued(end);
+  }
   return Ok();
 }
 
@@ -125,25 +143,26 @@ bool Updater::is_used(const UpdateJob& job, uint32_t unit) const {
 }
 
 // Sub-groups of every used unit in forward order; units nobody used are done at once.
-std::vector<Updater::Part> Updater::cut(UpdateJob& job) const {
-  std::vector<Part> parts;
+Status Updater::cut(UpdateJob& job, std::vector<Part>* parts) const {
+  Marker now;
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream_.c(), &now));
   for (size_t k = 0; k < job.units.size(); ++k) {
     const uint32_t u = job.units[k];
-    const size_t before = parts.size();
+    const size_t before = parts->size();
     for (uint32_t i = 0; is_used(job, u) && i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
       const uint64_t owned = s.trainable ? layout_.owned(s).size() : 0;
       for (uint64_t at = 0; at < owned; at += sub_group_) {
-        parts.push_back({{u, i, at, std::min(sub_group_, owned - at)}, k, false});
+        parts->push_back({{u, i, at, std::min(sub_group_, owned - at)}, k, false});
       }
     }
-    if (parts.size() == before) {
-      job.updated[k]->set(Ok());
+    if (parts->size() == before) {
+      job.updated[k].enqueued(now);
     } else {
-      parts.back().last = true;
+      parts->back().last = true;
     }
   }
-  return parts;
+  return Ok();
 }
 
 Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
@@ -173,6 +192,9 @@ Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
     const size_t b = i % kBuffers;
     const Part& part = parts[i];
     Status status = i + 1 < parts.size() ? begin_read(i + 1) : Ok();
+    for (const Work& reader : std::exchange(job.after[part.position], {})) {
+      if (status.ok()) status = reader.before(stream_.c(), deadline_);
+    }
     if (status.ok()) status = wait(reads[b]);
     if (status.ok()) status = update(job, part.piece, buffers_[b].at(0));
     if (status.ok()) status = states_.store(part.piece, buffers_[b].at(0), &writes[b]);
@@ -185,7 +207,10 @@ Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
     if (!status.ok()) {
       return drain(status.during("unit \"" + layout_.units[part.piece.unit].name + "\""));
     }
-    if (part.last) job.updated[part.position]->set(Ok());
+    if (!part.last) continue;
+    Marker end;
+    STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream_.c(), &end));
+    job.updated[part.position].enqueued(end);
   }
   return drain(Ok());
 }
@@ -218,8 +243,10 @@ Status Updater::update(const UpdateJob& job, const States::Piece& piece, char* b
   args.grad_dtype = grad_dtype;
   args.weight_dtype = s.dtype;
   args.state = arrays.data();
-  args.grad_scale = &job.outcome->grad_scale;
-  args.apply = &job.outcome->apply;
+  const Factors& factors = reinterpret_cast<const Factors*>(factors_.at(0))[job.step % 2];
+  args.grad_scale = &factors.grad_scale;
+  args.apply = &factors.apply;
+  args.stream = stream_.c();
   STRATA_RETURN_IF_ERROR(optimizer_.step(args));
   add(counters_.updated_elements, elements);
   if (states_.tier().kind() != kDeviceTier && weights_.tier().kind() == kDeviceTier) {

@@ -3,7 +3,7 @@
 // A job waits for the norm, then walks the sub-groups of every used unit: read i+1 while updating i while writing i-1
 // (nothing to read or write where the state is addressed in place). A unit's event is set as soon as its weights are
 // new, so that the next forward waits per unit. With no fetch at all every job still finishes.
-// A failure is final: it goes to the engine, and every event of the job ends with it.
+// A failure is final: it goes to the engine, and all work of the job ends with it.
 #pragma once
 
 #include <condition_variable>
@@ -22,7 +22,8 @@ struct UpdateJob {
   uint64_t step = 0;
   std::shared_ptr<StepOutcome> outcome;
   std::vector<uint32_t> units;             // layout units with trainable segments, in forward order
-  std::vector<Event> updated;              // one per entry of `units`
+  std::vector<Work> updated;               // one per entry of `units`
+  std::vector<std::vector<Work>> after;    // what still reads each one's weights
   std::vector<strata_optim_group> groups;  // with this step's learning rates
 };
 
@@ -54,7 +55,8 @@ class Updater {
   void work();
   Status run(UpdateJob& job);
   Status skip(UpdateJob& job);
-  std::vector<Part> cut(UpdateJob& job) const;
+  Status finish(UpdateJob& job, const Status& status);
+  Status cut(UpdateJob& job, std::vector<Part>* parts) const;
   Status pipeline(UpdateJob& job, const std::vector<Part>& parts);
   Status update(const UpdateJob& job, const States::Piece& piece, char* buffer);
   Status scalars(const UpdateJob& job, uint32_t group, uint32_t unit, uint32_t* set);
@@ -71,9 +73,16 @@ class Updater {
   Counters& counters_;
   const FailFn on_failure_;
   const LogFn log_;
+  Stream stream_;
 
   static constexpr size_t kBuffers = 3;  // one being read, one updated, one written
   Memory buffers_[kBuffers];
+  // What an update reads where it runs. Two sets: a step's norm is known only after the update two steps back is done.
+  struct Factors {
+    float grad_scale;
+    uint32_t apply;
+  };
+  Memory factors_;
   std::map<std::pair<uint32_t, uint32_t>, uint32_t> scalar_sets_;  // (group, unit) -> index, of the running job
   std::vector<float> scalars_;
 

@@ -14,6 +14,7 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Devic
                  CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters)
     : layout_(layout),
       settings_(settings),
+      device_(device),
       collective_(collective),
       queue_(queue),
       tier_(tier),
@@ -128,7 +129,7 @@ std::optional<uint64_t> Weights::take_slab(uint32_t unit) {
 
 // ---- fetch and release -------------------------------------------------------------------------------------------
 
-Status Weights::fetch(uint32_t unit) {
+Status Weights::fetch(uint32_t unit, const strata_stream* stream) {
   add(counters_.fetches, 1);
   std::vector<uint32_t> set = layout_.units[unit].needs;
   set.push_back(unit);
@@ -142,12 +143,13 @@ Status Weights::fetch(uint32_t unit) {
   trace_.fetched(unit);
   prefetch();
   for (uint32_t u : set) {
-    Status status = wait(u);
+    Status status = wait(u, stream);
     if (!status.ok()) {
       for (uint32_t v : set) --slots_[v].refs;
       return status;
     }
     if (check_writes_ && slots_[u].refs == 1) {
+      STRATA_RETURN_IF_ERROR(wait(u, nullptr));
       STRATA_RETURN_IF_ERROR(guard_.remember(copy_place(u), full_buffer(u), slots_[u].full_bytes));
     }
   }
@@ -156,20 +158,39 @@ Status Weights::fetch(uint32_t unit) {
   return Ok();
 }
 
-Status Weights::release(uint32_t unit) {
+Status Weights::release(uint32_t unit, const strata_stream* stream) {
   if (host_refs_[unit] == 0) {
     return {STRATA_FAILED_PRECONDITION, "unit \"" + layout_.units[unit].name + "\" is released but was not fetched"};
   }
   --host_refs_[unit];
   --fetched_;
+  STRATA_RETURN_IF_ERROR(note_use(unit, stream));
   release_one(unit);
   for (uint32_t u : layout_.units[unit].needs) release_one(u);
   return Ok();
 }
 
-Status Weights::undo_write(uint32_t unit, std::optional<Written>* written) {
+// What the host's stream did with the unit and those it needs, so far, comes before anything that overwrites them.
+Status Weights::note_use(uint32_t unit, const strata_stream* stream) {
+  if (!stream) return Ok();
+  Marker end;
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &end));
+  const Use use = {stream->native, Work::ending_at(end)};
+  const auto note = [&use](std::vector<Use>& uses) {
+    const auto same = std::find_if(uses.begin(), uses.end(), [&](const Use& u) { return u.stream == use.stream; });
+    same == uses.end() ? uses.push_back(use) : void(*same = use);
+  };
+  for (uint32_t u : layout_.units[unit].needs) note(slots_[u].uses);
+  note(slots_[unit].uses);
+  return Ok();
+}
+
+Status Weights::undo_write(uint32_t unit, const strata_stream* stream, std::optional<Written>* written) {
   written->reset();
   if (!check_writes_ || host_refs_[unit] == 0) return Ok();
+  Marker end;
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &end));
+  STRATA_RETURN_IF_ERROR(end.before(nullptr));
   std::vector<uint32_t> set = layout_.units[unit].needs;
   set.push_back(unit);
   for (uint32_t u : set) {
@@ -214,13 +235,11 @@ Status Weights::acquire(uint32_t unit) {
   return Ok();
 }
 
-Status Weights::wait(uint32_t unit) {
+Status Weights::wait(uint32_t unit, const strata_stream* stream) {
   Slot& slot = slots_[unit];
-  Event& event = slot.gathered ? slot.gathered : slot.updated;
-  if (!event) return Ok();
-  STRATA_RETURN_IF_ERROR(event->wait(queue_.patience()).during("fetch of unit \"" + layout_.units[unit].name + "\""));
-  if (!sharded(unit)) slot.gathered = {};
-  return Ok();
+  const Work& work = slot.gathered ? slot.gathered : slot.updated;
+  if (!work) return Ok();
+  return work.before(stream, queue_.patience()).during("fetch of unit \"" + layout_.units[unit].name + "\"");
 }
 
 void Weights::release_one(uint32_t unit) {
@@ -246,6 +265,8 @@ uint64_t Weights::distance_to_next_use(uint32_t unit) const {
 void Weights::drop(uint32_t unit) {
   Slot& slot = slots_[unit];
   if (own_slab_.empty()) arena_.give(slot.slab, layout_.units[unit].full_bytes);
+  if (!slot.uses.empty()) dropped_.push_back({slot.slab, slot.slab + slot.full_bytes, std::move(slot.uses)});
+  slot.uses.clear();
   live_elements_ -= layout_.units[unit].elements;
   slot.live = false;
   slot.gathered = {};
@@ -253,7 +274,7 @@ void Weights::drop(uint32_t unit) {
 
 Status Weights::drop_after_gather(uint32_t unit) {
   Slot& slot = slots_[unit];
-  if (slot.gathered) STRATA_RETURN_IF_ERROR(slot.gathered->wait(queue_.patience()));
+  if (slot.gathered) STRATA_RETURN_IF_ERROR(slot.gathered.wait_enqueued(queue_.patience()));
   if (slot.prefetched) {
     slot.prefetched = false;
     prefetched_elements_ -= layout_.units[unit].elements;
@@ -298,12 +319,25 @@ Status Weights::make_room(uint32_t unit) {
 
 // ---- gathering ---------------------------------------------------------------------------------------------------
 
+// Of the units that lay where this one will. One wait is enough for all later gathers: they follow on the same stream.
+std::vector<Work> Weights::uses_of_place(uint32_t unit) {
+  std::vector<Work> uses;
+  const uint64_t begin = slots_[unit].slab, end = begin + slots_[unit].full_bytes;
+  for (size_t i = dropped_.size(); i-- > 0;) {
+    if (dropped_[i].end <= begin || dropped_[i].begin >= end) continue;
+    for (Use& use : dropped_[i].uses) uses.push_back(std::move(use.end));
+    dropped_.erase(dropped_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  return uses;
+}
+
 void Weights::submit_gather(uint32_t unit) {
   Slot& slot = slots_[unit];
   const Unit& u = layout_.units[unit];
   CommOp op;
   op.label = "gather of unit \"" + u.name + "\"";
   op.tag = (1ull << 32) | unit;
+  if (sharded(unit)) op.after = uses_of_place(unit);
   if (slot.updated) op.after.push_back(slot.updated);
   const bool from_tier = sharded(unit) && offloaded();
   const bool alone = layout_.world == 1;
@@ -311,7 +345,7 @@ void Weights::submit_gather(uint32_t unit) {
   char* full = full_buffer(unit);
   char* shard = from_tier ? (alone ? full : staging_.at(0)) : slot.memory.at(0);
   if (from_tier) {
-    op.prepare = [this, shard, region = &slot.region] {
+    op.prepare = [this, shard, region = &slot.region](const strata_stream*) {
       return tier_.read(*region, 0, region->bytes(), shard, nullptr);
     };
   }
@@ -323,7 +357,7 @@ void Weights::submit_gather(uint32_t unit) {
     op.items.push_back(coll_item(in, s.dtype, out, s.dtype, s.shard));
   }
   slot.stale = false;
-  slot.gathered = queue_.submit(std::move(op));
+  slot.gathered = slot.shard_read = queue_.submit(std::move(op));
 }
 
 void Weights::prefetch() {
@@ -359,8 +393,11 @@ bool Weights::prefetch_one(uint32_t unit) {
 
 // ---- updates -----------------------------------------------------------------------------------------------------
 
-void Weights::begin_update(uint32_t unit, Event updated) {
+void Weights::begin_update(uint32_t unit, Work updated, std::vector<Work>* after) {
   Slot& slot = slots_[unit];
+  for (Use& use : slot.uses) after->push_back(std::move(use.end));
+  slot.uses.clear();
+  if (slot.shard_read) after->push_back(slot.shard_read);
   slot.updated = std::move(updated);
   slot.gathered = {};
   slot.stale = !sharded(unit) && layout_.world > 1 && layout_.stage > 0;

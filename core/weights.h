@@ -9,6 +9,8 @@
 //
 // A gather starts only when the unit's own update is done, on the collective thread. All decisions (prefetch, keep,
 // evict) are taken on the host thread from host calls and sizes, so that every rank takes the same ones.
+// On a device with streams a fetch returns once the gather is enqueued and makes the host's stream wait for it; the
+// place of a released unit is filled again only behind what the host's stream did with it.
 // Host thread only, except owned() and tier(), which the update thread uses, too.
 #pragma once
 
@@ -48,26 +50,26 @@ class Weights {
   Status check_limits() const;     // every unit fits into max_live_parameters
   Status allocate();
 
-  Status fetch(uint32_t unit);
-  Status release(uint32_t unit);
+  Status fetch(uint32_t unit, const strata_stream* stream);
+  Status release(uint32_t unit, const strata_stream* stream);
   // check_weights: where the host wrote into the weights that fetching `unit` brought, if it did; they are as they were
-  // again. Right before the release.
+  // again. Right before the release, whose `stream` this is.
   struct Written {
     uint32_t unit = 0, segment = 0;  // of the layout
     uint64_t element = 0;            // the first one
   };
-  Status undo_write(uint32_t unit, std::optional<Written>* written);
+  Status undo_write(uint32_t unit, const strata_stream* stream, std::optional<Written>* written);
   bool any_fetched() const { return fetched_ > 0; }
   // Address of element 0 of a param while its unit is fetched, else NULL.
   void* address(const Param& owner) const;
 
-  // An update of `unit` is about to run; fetches wait for `updated`.
-  void begin_update(uint32_t unit, Event updated);
+  // An update of `unit` is about to run, behind `after`; fetches wait for `updated`.
+  void begin_update(uint32_t unit, Work updated, std::vector<Work>* after);
   // The step is over: views have ended, the recorded order becomes the prediction, slabs of old weights go.
   Status end_step();
   // Units in the order of first use in the last step, then the rest.
   std::vector<uint32_t> forward_order() const;
-  Event updated(uint32_t unit) const { return slots_[unit].updated; }
+  Work updated(uint32_t unit) const { return slots_[unit].updated; }
 
   // Where this rank's own elements lie (stage 0: the whole segment).
   OwnedWeights owned(uint32_t unit, uint32_t segment) const;
@@ -80,6 +82,11 @@ class Weights {
   Status invalidate(uint32_t unit);
 
  private:
+  // The end of what one of the host's streams does with a unit.
+  struct Use {
+    void* stream;
+    Work end;
+  };
   struct Slot {
     Memory memory;                      // whole buffer, or the device shard
     Region region;                      // the shard in a tier
@@ -90,13 +97,22 @@ class Weights {
     bool live = false;        // sharded: holds a slab
     bool prefetched = false;  // its slab was filled ahead and not used yet
     bool stale = false;       // whole: others' slices are old
-    Event gathered, updated;
+    Work gathered, updated;
+    Work shard_read;        // the last gather: it read the shard
+    std::vector<Use> uses;  // what the host's streams do with it until it is released
+  };
+  // A range of slabs_ that a dropped unit lay in: filled again behind its uses.
+  struct Dropped {
+    uint64_t begin, end;
+    std::vector<Use> uses;
   };
 
   bool sharded(uint32_t unit) const { return !layout_.is_whole(unit) && layout_.units[unit].elements > 0; }
   bool offloaded() const { return tier_.kind() != kDeviceTier; }
   Status acquire(uint32_t unit);
-  Status wait(uint32_t unit);
+  Status wait(uint32_t unit, const strata_stream* stream);
+  Status note_use(uint32_t unit, const strata_stream* stream);
+  std::vector<Work> uses_of_place(uint32_t unit);
   void drop(uint32_t unit);
   Status drop_after_gather(uint32_t unit);
   Status make_room(uint32_t unit);
@@ -111,6 +127,7 @@ class Weights {
 
   const Layout& layout_;
   const ZeroSettings& settings_;
+  const Device& device_;
   const Collective& collective_;
   CommQueue& queue_;
   const Tier& tier_;
@@ -120,6 +137,7 @@ class Weights {
   const bool check_writes_;
   WriteGuard guard_;
   Arena arena_;
+  std::vector<Dropped> dropped_;
   std::vector<uint64_t> own_slab_;  // by unit, when all slabs fit at once: then nothing can fragment
   Trace trace_;
   std::vector<uint32_t> host_refs_;  // fetches per registered unit that were not released

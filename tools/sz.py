@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 8,600 lines in all · a plugin 1,200 · a file 800 · a function 80 · a public header 300
+    core 9,200 lines in all · a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
 is not a namespace, class or initializer; that is right for code as clang-format writes it. --list prints all sizes.
@@ -13,7 +13,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
-CORE, PLUGIN, FILE, FUNCTION, HEADER = 8600, 1200, 800, 80, 300
+CORE, PLUGIN, FILE, FUNCTION, HEADER = 9200, 1200, 800, 80, 300
 
 # Plugins that are allowed more, and why.
 LARGER_PLUGINS = {

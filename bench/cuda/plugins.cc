@@ -89,9 +89,7 @@ void Gpu::copy(void* to, const void* from, uint64_t bytes) { expect_ok(api->copy
 void Gpu::wait() { expect_ok(api->stream_wait_host(self, &stream)); }
 
 Optimizer::Optimizer(Host& host, Gpu* gpu, bool split)
-    : host_(host),
-      gpu_(gpu),
-      sync_(static_cast<const strata_sync_api*>(host.c()->get_interface(host.c()->ctx, STRATA_HOST_SYNC))),
+    : gpu_(gpu),
       api_(static_cast<const strata_optimizer_api*>(load(gpu ? "optim_adamw_cuda" : "optim_adamw", STRATA_OPTIMIZER))) {
   const strata_option items[] = {text_option("layout", split ? "split" : "whole"), text_option("isa", "scalar")};
   const strata_options options = {sizeof(options), STRATA_ABI_MINOR, items, gpu ? 1u : 2u, sizeof(strata_option)};
@@ -108,7 +106,6 @@ void Optimizer::step(const Slice& slice, uint64_t step, float grad_scale) {
   float scalars[STRATA_OPTIM_SCALARS];
   expect_ok(api_->scalars(self_, &group, step, scalars));
   const strata_optim_span span = {0, slice.count, 0, 0};
-  scale_ = grad_scale;
   strata_optim_args args{};
   args.struct_size = sizeof(args);
   args.spans = &span;
@@ -121,13 +118,10 @@ void Optimizer::step(const Slice& slice, uint64_t step, float grad_scale) {
   args.weight_dtype = slice.weight_dtype;
   args.weight = slice.weight;
   args.state = slice.state.data();
-  args.grad_scale = &scale_;
+  args.grad_scale = &grad_scale;
   if (gpu_ == nullptr) return expect_ok(api_->step(self_, &args, nullptr));
-  // With an event the call does not wait; the plugin holds it until it is set.
   args.stream = &gpu_->stream;
-  strata_event* done = sync_->create(host_.c()->ctx);
-  expect_ok(api_->step(self_, &args, done));
-  sync_->release(done);
+  expect_ok(api_->step(self_, &args, nullptr));
 }
 
 }  // namespace strata::bench

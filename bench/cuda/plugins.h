@@ -55,12 +55,9 @@ class Optimizer {
   void step(const Slice& slice, uint64_t step, float grad_scale);
 
  private:
-  Host& host_;
   Gpu* gpu_;
-  const strata_sync_api* sync_;
   const strata_optimizer_api* api_;
   strata_optim* self_ = nullptr;
-  float scale_ = 1;
 };
 
 // The program's jobs; they return its exit code.

@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "collective_kit/post.h"
 #include "plugin_kit/deadline.h"
@@ -20,6 +22,8 @@ namespace strata::collective_kit {
 
 using plugin_kit::Deadline;
 using plugin_kit::Error;
+
+constexpr uint64_t kLargestExchange = 1 << 20;  // bytes a rank gives
 
 // What the slots keep for an instance. A plugin's class adds
 //   static constexpr char kName[]              its id: opens every text
@@ -37,6 +41,10 @@ struct Comm {
   const strata_host* host = nullptr;
   int64_t deadline_ns = 0;
   pid_t pid = 0;
+
+  // For `exchange`, where the plugin's own memory is host memory.
+  void* mailbox = nullptr;
+  uint64_t mailbox_bytes = 0;
 
   bool in_child() const { return ::getpid() != pid; }
   Error check_process() const {
@@ -122,6 +130,41 @@ class Slots {
     return collective<Op::kBarrier>(self, args, nullptr);
   }
 
+  // An all-gather through memory of the plugin, which the caller's is not. A plugin with a channel of its own for small
+  // messages has an `exchange` instead.
+  static Error exchange_by_gather(Instance* self, const void* in, void* out, uint64_t bytes,
+                                  const strata_coll_args* args) {
+    strata_collective_caps caps{};
+    self->caps(&caps);
+    const uint64_t need = bytes * (static_cast<uint64_t>(caps.world) + 1);
+    if (need > self->mailbox_bytes) {
+      if (self->mailbox) (void)self->free(std::exchange(self->mailbox, nullptr));
+      if (Error e = self->alloc(need, &self->mailbox); !e.ok()) return self->fail(e, e);
+      self->mailbox_bytes = need;
+    }
+    auto* mine = static_cast<char*>(self->mailbox);
+    std::memcpy(mine, in, bytes);
+    strata_coll_item item = {sizeof(item), STRATA_ABI_MINOR, mine, mine + bytes, bytes, STRATA_U8, STRATA_U8};
+    strata_coll_args gather = *args;
+    gather.items = &item;
+    gather.item_count = 1;
+    gather.item_stride = sizeof(item);
+    if (Error e = run(self, Op::kAllGather, &gather, nullptr); !e.ok()) return e;
+    std::memcpy(out, mine + bytes, need - bytes);
+    return {};
+  }
+  static strata_status STRATA_CALL exchange(Instance* self, const void* in, void* out, uint64_t bytes,
+                                            const strata_coll_args* args) {
+    return plugin_kit::guard(self->host, Instance::kName, [&]() -> Error {
+      if (!args || !STRATA_HAS(args, strata_coll_args, deadline_ns) || bytes > kLargestExchange) {
+        return self->fail({STRATA_INVALID_ARGUMENT, "an exchange of " + std::to_string(bytes) + " bytes, at most " +
+                                                        std::to_string(kLargestExchange) + ", or without arguments"},
+                          {STRATA_FAILED_PRECONDITION, self->who() + " gave up: it called exchange wrongly"});
+      }
+      return plugin_kit::attempt([&] { return exchange_by_gather(self, in, out, bytes, args); });
+    });
+  }
+
   // Here the collective fails with the caller's code; elsewhere it is CANCELLED, by the rank that is named.
   static void STRATA_CALL abort(Instance* self, strata_status code, const char* text) {
     (void)plugin_kit::attempt([&]() -> Error {
@@ -148,6 +191,7 @@ class Slots {
       collective<Op::kAllToAll>,
       barrier,
       abort,
+      exchange,
   };
 };
 

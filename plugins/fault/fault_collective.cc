@@ -21,7 +21,8 @@ const Interface kCollective = {STRATA_COLLECTIVE,
                                 {"broadcast", true, false},
                                 {"all_to_all", true, false},
                                 {"barrier", true, false},
-                                {"abort", false, false}}};
+                                {"abort", false, false},
+                                {"exchange", true, false}}};
 
 namespace {
 
@@ -80,6 +81,12 @@ void STRATA_CALL comm_abort(strata_comm* self, strata_status code, const char* t
   self->shim.call_void("abort", [&] { self->api->abort(self->inner, code, text); });
 }
 
+strata_status STRATA_CALL comm_exchange(strata_comm* self, const void* in, void* out, uint64_t bytes,
+                                        const strata_coll_args* args) {
+  return self->shim.call("exchange", bytes * static_cast<uint64_t>(self->world),
+                         [&] { return self->api->exchange(self->inner, in, out, bytes, args); });
+}
+
 }  // namespace
 
 const strata_collective_api collective_table = {
@@ -97,6 +104,7 @@ const strata_collective_api collective_table = {
     comm_all_to_all,
     comm_barrier,
     comm_abort,
+    comm_exchange,
 };
 
 }  // namespace strata::fault

@@ -157,6 +157,14 @@ static strata_status STRATA_CALL comm_sum(strata_comm* self, const strata_coll_a
   return move_all(self, args, done, 1);
 }
 
+static strata_status STRATA_CALL comm_exchange(strata_comm* self, const void* in, void* out, uint64_t bytes,
+                                               const strata_coll_args* args) {
+  (void)args;
+  const strata_status code = check_aborted(self);
+  if (code == STRATA_OK) memmove(out, in, bytes);
+  return code;
+}
+
 const strata_collective_api null_collective = {
     .struct_size = sizeof(strata_collective_api),
     .abi_minor = STRATA_ABI_MINOR,
@@ -172,4 +180,5 @@ const strata_collective_api null_collective = {
     .all_to_all = comm_move,
     .barrier = comm_barrier,
     .abort = comm_abort,
+    .exchange = comm_exchange,
 };

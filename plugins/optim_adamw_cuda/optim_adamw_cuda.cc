@@ -118,12 +118,13 @@ strata_status STRATA_CALL adamw_step(strata_optim* self, const strata_optim_args
     const uint64_t elements = check_step(self->settings, *args);
     const Work work = work_on(self, *args);
     if (elements > 0) enqueue_step(self->gpu(), form_of(self->settings, args->weight_dtype), *args, work.stream);
-    if (done != nullptr && !work.wait) {
+    if (work.wait) check(cudaStreamSynchronize(work.stream), "waiting for an update");
+    if (done == nullptr) return;
+    if (work.wait) {
+      self->sync->set(done, STRATA_OK, nullptr);
+    } else {
       strata::cuda_kit::set_when_done(work.stream, self->sync, done, "optim_adamw_cuda step");
-      return;
     }
-    check(cudaStreamSynchronize(work.stream), "waiting for an update");
-    if (done != nullptr) self->sync->set(done, STRATA_OK, nullptr);
   });
 }
 

@@ -386,7 +386,7 @@ FIELD(strata_coll_args, root, 48, int32_t);
 FIELD(strata_coll_args, reserved, 52, int32_t);
 FIELD(strata_coll_args, deadline_ns, 56, int64_t);
 FIELD(strata_coll_args, stream, 64, const strata_stream *);
-SIZE(strata_collective_api, 104);
+SIZE(strata_collective_api, 112);
 FIELD(strata_collective_api, struct_size, 0, uint32_t);
 FIELD(strata_collective_api, abi_minor, 4, uint32_t);
 FIELD(strata_collective_api, open, 8, strata_status (STRATA_CALL *)(const strata_open_args *args, strata_comm * *out));
@@ -401,6 +401,7 @@ FIELD(strata_collective_api, broadcast, 72, strata_status (STRATA_CALL *)(strata
 FIELD(strata_collective_api, all_to_all, 80, strata_status (STRATA_CALL *)(strata_comm *self, const strata_coll_args *args, strata_event *done));
 FIELD(strata_collective_api, barrier, 88, strata_status (STRATA_CALL *)(strata_comm *self, const strata_coll_args *args));
 FIELD(strata_collective_api, abort, 96, void (STRATA_CALL *)(strata_comm *self, strata_status code, const char *text));
+FIELD(strata_collective_api, exchange, 104, strata_status (STRATA_CALL *)(strata_comm *self, const void *in, void *out, uint64_t bytes, const strata_coll_args *args));
 
 /* iface/device.h */
 VALUE(STRATA_NORM_BLOCK, 2048u);

@@ -82,8 +82,9 @@ class There {
     args->weight = weight;
     args->state = state.data();
   }
-  // Weight and state, into the arrays they came from.
-  void fetch() {
+  // Weight and state, into the arrays they came from, when the stream is done.
+  void fetch(const strata_stream& stream) {
+    EXPECT_EQ(gpu_.api->stream_wait_host(gpu_.self, &stream), STRATA_OK);
     gpu_.move(data_.weight.data(), weight, data_.weight.bytes());
     for (size_t k = 0; k < state.size(); ++k) gpu_.move(data_.state[k].data(), state[k], data_.state[k].bytes());
   }
@@ -117,7 +118,7 @@ class AdamwCuda : public testing::Test {
     const Status status = take_failure(code);
     EXPECT_TRUE(status.ok()) << status.text();
   }
-  // One step of `there` on the stream, by the scalars of `adamw`.
+  // Enqueues one step of `there`.
   void step(Adamw& adamw, Data& data, There& there, const std::vector<float>& scalars, float scale,
             const std::vector<strata_optim_span>& spans = {}) {
     strata_optim_args a = adamw.args(data, scalars, spans);
@@ -152,7 +153,7 @@ TEST_F(AdamwCuda, EveryKindHasTheBitsOfTheScalarPath) {
           reference.step(want, scalars, {}, s.scale);
           step(cuda, got, there, scalars, s.scale);
         }
-        there.fetch();
+        there.fetch(stream);
         ASSERT_TRUE(got.bytes() == want.bytes()) << name(kind) << ", fill " << fill << ", decoupled " << decoupled;
       }
     }
@@ -181,7 +182,7 @@ TEST_F(AdamwCuda, WhereTheArraysLieNeverShows) {
           a.grad_scale = &scale;
           a.stream = own ? &stream : nullptr;
           expect_ok(cuda.api->step(cuda.self, &a, nullptr));
-          there.fetch();
+          there.fetch(stream);
           ASSERT_TRUE(got.bytes() == want.bytes()) << name(kind) << ", pinned " << pinned << ", shift " << shift;
         }
       }
@@ -211,7 +212,7 @@ TEST_F(AdamwCuda, SpansWithTheirOwnScalars) {
       reference.step(want, scalars, list, 0.25f);
       There there(gpu, got);
       step(cuda, got, there, scalars, 0.25f, list);
-      there.fetch();
+      there.fetch(stream);
       ASSERT_TRUE(got.bytes() == want.bytes()) << name(kind) << ", " << spans << " spans";
     }
   }
@@ -233,7 +234,7 @@ TEST_F(AdamwCuda, TheGradientMayBeTheWeightsMemory) {
     a.stream = &stream;
     expect_ok(cuda.api->step(cuda.self, &a, nullptr));
     there.weight = there.grad;
-    there.fetch();
+    there.fetch(stream);
     ASSERT_TRUE(got.bytes() == want.bytes()) << name(kind);
   }
 }
@@ -266,7 +267,7 @@ TEST_F(AdamwCuda, ScaleAndApplyMayBeMadeOnTheDevice) {
       ASSERT_EQ(gpu.api->copy(gpu.self, at, source, 4, &stream), STRATA_OK);
       ASSERT_EQ(gpu.api->copy(gpu.self, flag, source + 4, 4, &stream), STRATA_OK);
       expect_ok(cuda.api->step(cuda.self, &a, nullptr));
-      there.fetch();
+      there.fetch(stream);
       EXPECT_TRUE(got.bytes() == (apply ? want : start).bytes()) << apply << on_device;
     }
   }
@@ -280,7 +281,7 @@ TEST_F(AdamwCuda, ScaleAndApplyMayBeMadeOnTheDevice) {
   a.apply = &skip;
   a.stream = &stream;
   expect_ok(cuda.api->step(cuda.self, &a, nullptr));
-  there.fetch();
+  there.fetch(stream);
   EXPECT_TRUE(got.bytes() == start.bytes());
 }
 
@@ -304,7 +305,7 @@ TEST_F(AdamwCuda, TheDoneEventIsSetBehindTheUpdate) {
     ASSERT_EQ(sync->wait(done, 60'000'000'000), STRATA_OK);
     sync->release(done);
   }
-  there.fetch();
+  there.fetch(stream);
   EXPECT_TRUE(got.bytes() == want.bytes());
 }
 
@@ -330,7 +331,7 @@ TEST_F(AdamwCuda, ExportAndImportAreTheHostsBits) {
         expect_ok(reference.api->import_array(reference.self, &a, array, in));
         expect_ok(cuda.api->import_array(cuda.self, &b, array,
                                          direct ? static_cast<float*>(device) + 1 : const_cast<float*>(in)));
-        there.fetch();
+        there.fetch(stream);
         ASSERT_TRUE(got.bytes() == want.bytes()) << name(kind) << ", array " << array;
         std::vector<float> expected(kPart), out(kPart);
         expect_ok(reference.api->export_array(reference.self, &a, array, expected.data()));
@@ -373,7 +374,7 @@ TEST_F(AdamwCuda, OrdinaryHostMemoryIsRefusedByName) {
   state[1] = data.state[1].data();
   a.state = state.data();
   refused(a, "exp_avg at ");
-  there.fetch();
+  there.fetch(stream);
   EXPECT_TRUE(data.bytes() == before.bytes());
 }
 

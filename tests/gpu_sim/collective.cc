@@ -5,11 +5,13 @@
 // sets `done`. So all ranks have one order however their streams are scheduled; and, as with NCCL, streams that wait
 // for each other against that order stop until the deadline. The deadline counts from when the stream gets there.
 //
-// Calls that are the host's business (barrier) have a second instance of the wrapped collective, under the job's name
-// with "-x", and never wait for enqueued work.
+// Calls that are the host's business (exchange, barrier) have a second instance of the wrapped collective, under the
+// job's name with "-x", and never wait for enqueued work. Their tags say how many collectives were called before, so
+// that the ranks' order of all calls is compared.
 //
 // The first failure stays: queued collectives end with it, later calls return it. Both instances are told, so that the
-// other ranks fail, too.
+// other ranks fail, too; one that hears of it through the instance that did not fail itself has CANCELLED with the
+// text.
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -71,10 +73,14 @@ struct strata_comm : strata::collective_kit::Comm {
   Error run(Op op, const strata_coll_args& args, const Deadline& deadline, strata_event* done);
   Error fail(const Error& mine, const Error& others);
   std::string who() const { return join("rank ", caps_.rank); }
+  // For the slot, which is none of collective_kit's.
+  Error exchange_on_host(const void* in, void* out, uint64_t bytes, const strata_coll_args* args);
 
  private:
   Error failure();
   uint64_t unfinished();
+  template <class Body>
+  Error on_host(const strata_coll_args& args, Body body);
   void finish(Work& work);
   Error execute(const Work& work);
   Error wait_turn(const Work& work, const Deadline& deadline);
@@ -180,11 +186,36 @@ Error strata_comm::fail(const Error& mine, const Error&) {
   return kept;
 }
 
+// --- the host's business --------------------------------------------------------------------------------------------
+
+template <class Body>
+Error strata_comm::on_host(const strata_coll_args& args, Body body) {
+  const std::string label = join(args.label ? args.label : "", ", after ", submitted_, " enqueued");
+  strata_coll_args placed = args;
+  placed.label = label.c_str();
+  placed.tag ^= submitted_ << 40;
+  placed.stream = nullptr;
+  return body(placed);
+}
+
+Error strata_comm::exchange_on_host(const void* in, void* out, uint64_t bytes, const strata_coll_args* args) {
+  if (Error e = check_process(); !e.ok()) return e;
+  const Error e = attempt([&]() -> Error {
+    if (Error kept = failure(); !kept.ok()) return kept;
+    if (!args || !STRATA_HAS(args, strata_coll_args, stream)) {
+      return {STRATA_INVALID_ARGUMENT, "an exchange without arguments, or with a short struct"};
+    }
+    return on_host(*args, [&](const strata_coll_args& placed) { return control_.exchange(in, out, bytes, placed); });
+  });
+  return e.ok() ? e : fail(e, e);
+}
+
 // --- the course of a collective -------------------------------------------------------------------------------------
 
 Error strata_comm::run(Op op, const strata_coll_args& args, const Deadline&, strata_event* done) {
   if (Error e = failure(); !e.ok()) return e;
-  if (op == Op::kBarrier) return control_.barrier(args);
+  if (op == Op::kBarrier)
+    return on_host(args, [&](const strata_coll_args& placed) { return control_.barrier(placed); });
   Call call(caps_.rank, caps_.world);
   if (Error e = call.read(submitted_ + 1, op, args); !e.ok()) return e;
   const int64_t given = args.deadline_ns;
@@ -293,5 +324,20 @@ Error strata_comm::reserve(uint64_t bytes) {
 }
 
 namespace gpu_sim {
-const strata_collective_api& collective_table = strata::collective_kit::Slots<strata_comm>::table;
+namespace {
+
+strata_status STRATA_CALL comm_exchange(strata_comm* self, const void* in, void* out, uint64_t bytes,
+                                        const strata_coll_args* args) {
+  return strata::plugin_kit::guard(self->host, strata_comm::kName,
+                                   [&] { return self->exchange_on_host(in, out, bytes, args); });
 }
+
+}  // namespace
+
+const strata_collective_api collective_table = [] {
+  strata_collective_api table = strata::collective_kit::Slots<strata_comm>::table;
+  table.exchange = comm_exchange;
+  return table;
+}();
+
+}  // namespace gpu_sim

@@ -2,7 +2,8 @@
 // with it on machines without a GPU.
 //
 // Reading order: memory (addresses the host cannot read), stream (queues with a thread), gpu (both, and what fails),
-// device (strata.device/1), wrapped_comm and collective (strata.collective/1 over another collective).
+// device (strata.device/1), wrapped_comm and collective (strata.collective/1 over another collective),
+// optimizer (strata.optimizer/1 over optim_adamw).
 #include <cstring>
 
 #include "interfaces.h"
@@ -11,6 +12,7 @@
 static const void* STRATA_CALL get_interface(const char* id) {
   if (std::strcmp(id, STRATA_DEVICE) == 0) return &gpu_sim::device_table;
   if (std::strcmp(id, STRATA_COLLECTIVE) == 0) return &gpu_sim::collective_table;
+  if (std::strcmp(id, STRATA_OPTIMIZER) == 0) return &gpu_sim::optimizer_table;
   if (std::strcmp(id, STRATA_GPU_SIM_CONTROL) == 0) return &gpu_sim::control_table;
   return nullptr;
 }

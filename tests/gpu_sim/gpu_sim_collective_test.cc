@@ -50,6 +50,14 @@ Status barrier(SimRank& rank) {
   return take_failure(rank.comm->barrier(rank.self, &args.c));
 }
 
+// Every rank's number, or -1 where the exchange failed.
+std::vector<int> exchange(SimRank& rank, int number, int world, Status* status) {
+  std::vector<int> all(static_cast<size_t>(world), -1);
+  const Args args({}, 7, nullptr);
+  *status = take_failure(rank.comm->exchange(rank.self, &number, all.data(), sizeof number, &args.c));
+  return all;
+}
+
 // --- numbers --------------------------------------------------------------------------------------------------------
 
 std::vector<uint32_t> random_bits(uint64_t count, int seed) {
@@ -167,8 +175,12 @@ TEST(GpuSimCollective, RunsInTheOrderOfCallsWhateverTheStream) {
     auto *one = rank.put<float>({0, 0}), *two = rank.put<float>({0, 0});
     Gate gate(rank, held);
     const Event first = gather(rank, in, one, 1, held), second = gather(rank, in, two, 2, free);
-    EXPECT_FALSE(second->is_set());   // its stream is free, its turn has not come
-    EXPECT_TRUE(barrier(rank).ok());  // the host's business does not wait for either
+    EXPECT_FALSE(second->is_set());  // its stream is free, its turn has not come
+    // The host's business does not wait for either.
+    EXPECT_TRUE(barrier(rank).ok());
+    Status status;
+    EXPECT_EQ(exchange(rank, 10 + r, 2, &status), (std::vector<int>{10, 11}));
+    EXPECT_TRUE(status.ok()) << status.text();
     gate.open();
     EXPECT_TRUE(wait(second).ok()) << wait(second).text();
     EXPECT_TRUE(wait(first).ok());
@@ -209,6 +221,22 @@ TEST(GpuSimCollective, AnotherOrderOnAnotherRankIsAnErrorThatNamesBoth) {
   });
 }
 
+TEST(GpuSimCollective, AnExchangeOutOfOrderIsAnErrorToo) {
+  as_ranks(2, {}, [&](SimRank& rank, int r) {
+    const strata_stream on = rank.stream();
+    auto *in = rank.put<float>({1}), *out = rank.put<float>({0, 0});
+    Event done;
+    Status status;
+    if (r == 0) done = gather(rank, in, out, 1, on);
+    (void)exchange(rank, r, 2, &status);
+    if (r == 1) done = gather(rank, in, out, 1, on);
+    // CANCELLED where the other rank's enqueued collective was told of the failure first.
+    EXPECT_THAT(status.code(), testing::AnyOf(STRATA_FAILED_PRECONDITION, STRATA_CANCELLED));
+    EXPECT_THAT(status.text(), testing::AllOf(HasSubstr("a test, after 1 enqueued"), HasSubstr("after 0 enqueued")));
+    EXPECT_FALSE(wait(done).ok());
+  });
+}
+
 TEST(GpuSimCollective, AMissingRankIsNamedAtTheDeadlineAndTheFailureStays) {
   std::atomic<bool> failed{false};
   as_ranks(2, {}, [&](SimRank& rank, int r) {
@@ -229,6 +257,9 @@ TEST(GpuSimCollective, AMissingRankIsNamedAtTheDeadlineAndTheFailureStays) {
     EXPECT_THAT(reason(STRATA_DEADLINE_EXCEEDED), HasSubstr("rank 1"));
     EXPECT_FALSE(unset->is_set());
     EXPECT_EQ(barrier(rank).code(), STRATA_DEADLINE_EXCEEDED);
+    Status status;
+    (void)exchange(rank, 0, 2, &status);
+    EXPECT_THAT(status.text(), HasSubstr(missing.text()));
     EXPECT_TRUE(rank.wait(on).ok());  // the device itself is well
     failed = true;
   });

@@ -41,6 +41,10 @@ Error WrappedComm::call(Slot slot, const strata_coll_args& args) {
 
 Error WrappedComm::barrier(const strata_coll_args& args) { return result(api_->barrier(self_, &args)); }
 
+Error WrappedComm::exchange(const void* in, void* out, uint64_t bytes, const strata_coll_args& args) {
+  return result(api_->exchange(self_, in, out, bytes, &args));
+}
+
 // --- the host: everything goes on to the real one, but for the text of a failure ------------------------------------
 
 void STRATA_CALL WrappedComm::log(void* ctx, strata_log_level level, const char* domain, const char* text) {

@@ -29,6 +29,7 @@ class WrappedComm {
   using Slot = decltype(strata_collective_api::all_gather) strata_collective_api::*;
   Error call(Slot slot, const strata_coll_args& args);
   Error barrier(const strata_coll_args& args);
+  Error exchange(const void* in, void* out, uint64_t bytes, const strata_coll_args& args);
   void abort(const Error& why) { api_->abort(self_, why.code(), why.text().c_str()); }
 
  private:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <sstream>
 #include <thread>
 
@@ -39,10 +40,10 @@ float initial_value(size_t param, uint64_t i) {
   return static_cast<float>(0.05 * std::sin(1.7 * static_cast<double>(param) + 0.37 * static_cast<double>(i)));
 }
 
-float gradient_value(int step, int micro, int rank, size_t param, uint64_t i, float weight) {
+float gradient_noise(int step, int micro, int rank, size_t param, uint64_t i) {
   const double phase =
       0.61 * static_cast<double>(i % 1009) + 1.3 * static_cast<double>(param) + 2.1 * step + 0.7 * micro + 3.7 * rank;
-  return static_cast<float>(0.3 * weight + 0.02 * std::cos(phase));
+  return static_cast<float>(0.02 * std::cos(phase));
 }
 
 bool Result::operator==(const Result& o) const {
@@ -66,8 +67,13 @@ std::string manifest_of(const Trial& t) {
   s << "train_micro_batch_size_per_gpu = 1\n"
     << "gradient_accumulation_steps = " << t.micro_batches << "\n"
     << "gradient_clipping = " << t.clip << "\n"
-    << "deadline_seconds = 20\nthreads = 1\nlog_level = \"warn\"\n"
-    << "[optimizer]\ntype = \"AdamW\"\n"
+    << "deadline_seconds = 20\nthreads = 1\nlog_level = \"warn\"\n";
+  if (t.gpu_delay_us >= 0) {
+    s << "[plugins]\npath = [\"" << STRATA_TEST_PLUGIN_DIR << "\"]\n"
+      << "device = \"gpu_sim\"\ncollective = \"gpu_sim\"\noptimizer = \"gpu_sim\"\n"
+      << "[plugin.gpu_sim]\ndelay_us = " << t.gpu_delay_us << "\n";
+  }
+  s << "[optimizer]\ntype = \"AdamW\"\n"
     << "[optimizer.params]\nlr = 0.01\nbetas = [0.9, 0.99]\neps = 1e-8\nweight_decay = 0.1\n"
     << "[zero_optimization]\nstage = " << t.stage << "\n";
   if (t.offload_optimizer != "none") {
@@ -162,29 +168,49 @@ std::string build_model(strata_engine* e, const Model& m) {
   return "";
 }
 
-std::string micro_batch(strata_engine* e, const Model& m, int step, int micro, int rank, uint32_t skip_unit) {
+namespace {
+
+// A param's gradient: of fetched weights on the CPU, in memory that `values` keeps ...
+strata_tensor cpu_gradient(const ModelParam& p, const strata_tensor& weight, std::vector<float>* values) {
+  for (uint64_t i = 0; i < values->size(); ++i) (*values)[i] += load_value(weight, i);
+  return fp32_tensor(p, values->data());
+}
+
+// ... and of all params of a unit, handed over.
+std::string give_gradients(strata_engine* e, const Model& m, strata_unit unit, int step, int micro, int rank,
+                           std::deque<std::vector<float>>* kept, Gpu* gpu) {
+  for (size_t k = 0; k < m.params.size(); ++k) {
+    const ModelParam& p = m.params[k];
+    if (p.unit != static_cast<int>(unit) || p.frozen) continue;
+    strata_tensor view;
+    STRATA_INIT(&view);
+    if (strata_param_view(e, static_cast<strata_param>(k), &view) != STRATA_OK) return failure("view");
+    std::vector<float>& g = kept->emplace_back(p.numel());
+    for (uint64_t i = 0; i < g.size(); ++i) g[i] = gradient_noise(step, micro, rank, k, i);
+    const strata_tensor t = gpu ? gpu->gradient(view, g) : cpu_gradient(p, view, &g);
+    const strata_stream* stream = gpu ? gpu->stream() : nullptr;
+    if (strata_grad(e, static_cast<strata_param>(k), &t, stream) != STRATA_OK) return failure("grad");
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string micro_batch(strata_engine* e, const Model& m, int step, int micro, int rank, uint32_t skip_unit, Gpu* gpu) {
   const auto units = static_cast<strata_unit>(m.units.size());
+  const strata_stream* stream = gpu ? gpu->stream() : nullptr;
   std::deque<std::vector<float>> gradients;  // contiguous_gradients = false: they stay until end_backward
   for (strata_unit u = 0; u < units; ++u) {
     if (u == skip_unit) continue;
-    if (strata_fetch(e, u, nullptr) != STRATA_OK) return failure("fetch");
-    if (strata_release(e, u, nullptr) != STRATA_OK) return failure("release");
+    if (strata_fetch(e, u, stream) != STRATA_OK) return failure("fetch");
+    if (strata_release(e, u, stream) != STRATA_OK) return failure("release");
   }
   for (strata_unit u = units; u-- > 0;) {
     if (u == skip_unit) continue;
-    if (strata_fetch(e, u, nullptr) != STRATA_OK) return failure("fetch in backward");
-    for (size_t k = 0; k < m.params.size(); ++k) {
-      const ModelParam& p = m.params[k];
-      if (p.unit != static_cast<int>(u) || p.frozen) continue;
-      strata_tensor view;
-      STRATA_INIT(&view);
-      if (strata_param_view(e, static_cast<strata_param>(k), &view) != STRATA_OK) return failure("view");
-      std::vector<float>& g = gradients.emplace_back(p.numel());
-      for (uint64_t i = 0; i < g.size(); ++i) g[i] = gradient_value(step, micro, rank, k, i, load_value(view, i));
-      const strata_tensor t = fp32_tensor(p, g.data());
-      if (strata_grad(e, static_cast<strata_param>(k), &t, nullptr) != STRATA_OK) return failure("grad");
-    }
-    if (strata_release(e, u, nullptr) != STRATA_OK) return failure("release in backward");
+    if (strata_fetch(e, u, stream) != STRATA_OK) return failure("fetch in backward");
+    const std::string error = give_gradients(e, m, u, step, micro, rank, &gradients, gpu);
+    if (!error.empty()) return error;
+    if (strata_release(e, u, stream) != STRATA_OK) return failure("release in backward");
     if (strata_grads_done(e, u) != STRATA_OK) return failure("grads_done");
   }
   return strata_end_backward(e) == STRATA_OK ? "" : failure("end_backward");
@@ -208,11 +234,11 @@ std::string collect(strata_engine* e, const Model& m, Result* out) {
 }
 
 namespace {
-std::string train(const Trial& t, const Model& m, strata_engine* e, int rank, Result* out) {
+std::string train(const Trial& t, const Model& m, strata_engine* e, int rank, Gpu* gpu, Result* out) {
   std::string error = build_model(e, m);
   for (int step = 1; error.empty() && step <= t.steps; ++step) {
     for (int micro = 0; error.empty() && micro < t.micro_batches; ++micro) {
-      error = micro_batch(e, m, step, micro, rank, step % 2 ? t.skip_unit : UINT32_MAX);
+      error = micro_batch(e, m, step, micro, rank, step % 2 ? t.skip_unit : UINT32_MAX, gpu);
     }
     strata_step_args args;
     STRATA_INIT(&args);
@@ -242,7 +268,10 @@ Result run(const Trial& t) {
       Result& mine = results[static_cast<size_t>(r)];
       strata_engine* engine = open_rank(t, job, r, &mine.error);
       if (engine && t.body) t.body(r, engine);
-      if (engine && !t.body) mine.error = train(t, model, engine, r, &mine);
+      std::unique_ptr<Gpu> gpu;
+      if (engine && t.gpu_delay_us >= 0) gpu = std::make_unique<Gpu>(job, r, t.world, t.gpu_delay_us);
+      if (engine && !t.body) mine.error = train(t, model, engine, r, gpu.get(), &mine);
+      gpu.reset();
       strata_close(engine);
     });
   }

@@ -1,6 +1,6 @@
 // harness.h - trains a small made-up model through strata.h, with the ranks as threads, and returns what came out.
 //
-// The model has no forward pass: the gradient of element i of a param is a smooth function of its weight and of
+// The model has no forward pass: the gradient of element i of a param is its weight plus a smooth function of
 // (step, micro-batch, rank, param, i). That exercises every path of the engine and is easy to do without it
 // (reference.h). Its params are the odd cases: tied, frozen, empty, scalar, tiny, uneven, two groups, two dtypes.
 #pragma once
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "strata/strata.h"
+#include "tests/train/gpu.h"
 
 namespace strata::test {
 
@@ -42,6 +43,7 @@ struct Trial {
   std::vector<std::string> overrides = {};  // further manifest settings
   std::string manifest_extra = "";          // further manifest text ([plugin.x] sections)
   int steps = 4;
+  int gpu_delay_us = -1;            // 0 or more: on simulated GPUs (tests/gpu_sim) whose work is late by up to this
   uint32_t skip_unit = UINT32_MAX;  // a unit that odd steps leave out: no fetch, no gradient
   // Called on each rank in place of the standard loop, when given.
   std::function<void(int rank, strata_engine*)> body = {};
@@ -57,7 +59,8 @@ struct Result {
 };
 
 float initial_value(size_t param, uint64_t i);
-float gradient_value(int step, int micro, int rank, size_t param, uint64_t i, float weight);
+// Added to the weight, it is the gradient.
+float gradient_noise(int step, int micro, int rank, size_t param, uint64_t i);
 
 // The manifest a trial runs with.
 std::string manifest_of(const Trial& trial);
@@ -65,8 +68,9 @@ std::string manifest_of(const Trial& trial);
 strata_engine* open_rank(const Trial& trial, const std::string& job, int rank, std::string* error);
 // Registers and commits the model and writes the initial values. Empty text when all went well.
 std::string build_model(strata_engine* engine, const Model& model);
-// One micro-batch: forward over all units, backward in reverse with a second fetch, gradients.
-std::string micro_batch(strata_engine* engine, const Model& model, int step, int micro, int rank, uint32_t skip_unit);
+// One micro-batch: forward over all units, backward in reverse with a second fetch, gradients. On the CPU, or `gpu`.
+std::string micro_batch(strata_engine* engine, const Model& model, int step, int micro, int rank, uint32_t skip_unit,
+                        Gpu* gpu = nullptr);
 // All arrays of all params into a result.
 std::string collect(strata_engine* engine, const Model& model, Result* out);
 

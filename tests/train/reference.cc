@@ -45,7 +45,7 @@ std::vector<float> reduced(const Trial& t, const Model& model, size_t owner, int
         const bool mine = k == owner || name.tied_to == static_cast<int>(owner);
         if (!mine || (static_cast<uint32_t>(name.unit) == t.skip_unit && step % 2)) continue;
         *used = true;
-        const float g = gradient_value(step, micro, rank, k, i, weight[i]);
+        const float g = gradient_noise(step, micro, rank, k, i) + weight[i];
         sum = parts++ == 0 ? (narrow ? bf16_even(g) : g) : sum + g;
       }
     }

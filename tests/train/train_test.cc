@@ -133,6 +133,42 @@ INSTANTIATE_TEST_SUITE_P(Matrix, PlacementKeepsBits,
                                          Shape{3, 3, 3, 0.05, "none"}),
                          shape_name);
 
+// A device whose work is late changes nothing, with as little waiting as there is: the host's stream, the gathers, the
+// reductions and the updates each run on a queue of their own.
+class GpuKeepsBits : public testing::TestWithParam<Shape> {};
+TEST_P(GpuKeepsBits, AgainstThePlainRun) {
+  const Trial base = trial_of(GetParam());
+  const Result plain = run(base);
+  ASSERT_EQ(plain.error, "");
+  std::vector<std::vector<std::string>> settings = {{},
+                                                    {"zero_optimization.reduce_bucket_size=64"},
+                                                    {"zero_optimization.overlap_comm=false"},
+                                                    {"zero_optimization.contiguous_gradients=false"},
+                                                    {"zero_optimization.sub_group_size=2048"}};
+  if (base.stage == 3) {
+    settings.push_back({"zero_optimization.max_live_parameters=20000"});
+    settings.push_back({"zero_optimization.max_reuse_distance=0"});
+    settings.push_back({"zero_optimization.prefetch_bucket_size=0", "check_weights=true"});
+  }
+  for (const auto& overrides : settings) {
+    for (int delay : {0, 300}) {
+      Trial t = base;
+      t.gpu_delay_us = delay;
+      t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
+      const Result other = run(t);
+      const std::string what = (overrides.empty() ? "" : overrides[0]) + ", late by " + std::to_string(delay) + " us";
+      ASSERT_EQ(other.error, "") << what;
+      EXPECT_TRUE(other == plain) << what << " changed the numbers";
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Matrix, GpuKeepsBits,
+                         testing::Values(Shape{0, 1, 1, 0.05, "none"}, Shape{0, 2, 3, 0.05, "none"},
+                                         Shape{1, 2, 1, 0.05, "none"}, Shape{2, 2, 3, 0.05, "none"},
+                                         Shape{3, 1, 1, 0.05, "none"}, Shape{3, 2, 1, 0.05, "none"},
+                                         Shape{3, 3, 3, 0.05, "none"}),
+                         shape_name);
+
 TEST(Train, StagesAgreeBitByBitWithOneMicroBatch) {
   Trial t = trial_of({0, 3, 1, 0.05, "none"});
   const Result stage0 = run(t);

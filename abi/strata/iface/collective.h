@@ -8,6 +8,10 @@
  *
  * Data is read from and written to memory of `alloc` (memory shared with, or registered for, the other ranks), so
  * that no collective stages a copy. When a call is done, its output is complete and its input may be changed.
+ *
+ * With a stream of a device's domain (caps.memory) a collective is enqueued there and the call returns; it is done when
+ * the stream is. What goes wrong afterwards ends it within its deadline all the same, sets `done` where one was given,
+ * and is the answer of every later call, `exchange` included, on every rank.
  */
 #ifndef STRATA_IFACE_COLLECTIVE_H
 #define STRATA_IFACE_COLLECTIVE_H
@@ -100,6 +104,12 @@ typedef struct strata_collective_api {
   /* Required. Makes every collective of this rank, running or later, fail with `code` and tells the other ranks
    * `text`, so that they fail at once instead of at their deadline. [any][open] */
   void(STRATA_CALL *abort)(strata_comm *self, strata_status code, const char *text);
+
+  /* Required. Rank r's `bytes` at `in` arrive at out + r * bytes on every rank: norms, hashes, verdicts; at most 1 MiB
+   * each, plain host memory. One of the numbered collectives for order and comparison, but never behind device work.
+   * args: tag, label and deadline. [submit][open] blocks */
+  strata_status(STRATA_CALL *exchange)(strata_comm *self, const void *in, void *out, uint64_t bytes,
+                                       const strata_coll_args *args);
 } strata_collective_api;
 
 STRATA_EXTERN_C_END

@@ -96,7 +96,8 @@ typedef struct strata_optimizer_api {
   strata_status(STRATA_CALL *scalars)(strata_optim *self, const strata_optim_group *group, uint64_t step, float *out);
 
   /* Required. One pass over the spans. Weights of 16 bits are rounded to nearest, ties away from zero.
-   * `done` NULL: returns when done; else set exactly once. [any][open] on disjoint slices */
+   * `done` NULL: returns when done or, on a device's stream, when enqueued (spans, scalars and the array of state
+   * pointers are then read already); else set exactly once. [any][open] on disjoint slices */
   strata_status(STRATA_CALL *step)(strata_optim *self, const strata_optim_args *args, strata_event *done);
 
   /* Required. Canonical array `index` of elements [0, count) of the slice as fp32, out of or into the layout.

@@ -1,0 +1,36 @@
+// gpu.h - the harness's side of a simulated GPU (tests/gpu_sim): a stream of the host's own, and the gradients that are
+// computed on it from fetched weights, without the host ever waiting.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "strata/iface/device.h"
+#include "strata/strata.h"
+#include "tests/support/plugin_fixture.h"
+
+namespace strata::test {
+
+class Gpu {
+ public:
+  // The GPU the engine of this job and rank has.
+  Gpu(const std::string& job, int rank, int world, int delay_us);
+  ~Gpu();
+
+  const strata_stream* stream() const { return &stream_; }
+  // On the stream: a tensor of noise + weight, fp32, that stays until `wait`. `weight` is a fetched view.
+  strata_tensor gradient(const strata_tensor& weight, const std::vector<float>& noise);
+  // Until everything on the stream is done.
+  void wait();
+
+ private:
+  Options options_;
+  Rank host_;
+  const strata_device_api* api_;
+  strata_device* self_ = nullptr;
+  strata_stream stream_{};
+  std::deque<void*> device_, pinned_;
+};
+
+}  // namespace strata::test
