@@ -81,7 +81,7 @@ Status Agreement::conclude(StepOutcome& outcome) {
 Status Agreement::gather(uint64_t value, const std::string& what, std::vector<uint64_t>* all) {
   CommOp op;
   op.kind = CommOp::Kind::kAgree;
-  op.tag = 4ull << 32;
+  op.tag = (4ull << 32) | (fnv1a(what.data(), what.size()) & 0xffffffffu);  // ranks in different calls differ in it
   op.label = what;
   all->resize(static_cast<size_t>(layout_.world));
   op.exchange = {&value, all->data(), sizeof(value)};
@@ -100,17 +100,16 @@ std::string ranks_other_than(const std::vector<uint64_t>& values, uint64_t expec
 }  // namespace
 
 // One gather when all is well; all ranks see the same hashes, so all of them go on to find the value that differs.
-Status Agreement::same_everywhere(const std::vector<Value>& values) {
+Status Agreement::same_everywhere(const std::vector<Value>& values, const std::string& what) {
   uint64_t hash = fnv1a(nullptr, 0);
-  for (const auto& [what, value] : values) hash = fnv1a(&value, sizeof(value), hash);
+  for (const auto& [name, value] : values) hash = fnv1a(&value, sizeof(value), hash);
   std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(hash, "registration and settings", &all));
+  STRATA_RETURN_IF_ERROR(gather(hash, what, &all));
   if (ranks_other_than(all, all[0]).empty()) return Ok();
-  for (const auto& [what, value] : values) {
-    all.clear();
+  for (const auto& [name, value] : values) {
     STRATA_RETURN_IF_ERROR(gather(value, what, &all));
     const std::string differ = ranks_other_than(all, all[0]);
-    if (!differ.empty()) return {STRATA_FAILED_PRECONDITION, what + ": " + differ + " differs from rank 0"};
+    if (!differ.empty()) return {STRATA_FAILED_PRECONDITION, name + ": " + differ + " differs from rank 0"};
   }
   return {STRATA_INTERNAL, "ranks differ in a value that is the same everywhere"};
 }

@@ -37,7 +37,7 @@ class Agreement {
   // A number all ranks must have equal, and what it is.
   using Value = std::pair<std::string, uint64_t>;
   // Compares values; the error names the first that differs and the ranks that differ from rank 0.
-  Status same_everywhere(const std::vector<Value>& values);
+  Status same_everywhere(const std::vector<Value>& values, const std::string& what);
   // Gives every rank rank 0's number.
   Status take_from_rank0(const std::string& what, uint64_t* value);
   // Ends a collective call: OK when it was OK on every rank, this rank's own error, or the ranks that failed.

@@ -36,6 +36,10 @@ strata_status guarded(Fn fn) {
   }
 }
 
+Status called_from_callback() {
+  return {STRATA_FAILED_PRECONDITION, "an engine function was called from inside a log callback"};
+}
+
 template <class Fn>
 strata_status enter(const strata_engine* engine, Fn fn) {
   return guarded([&]() -> Status {
@@ -43,9 +47,7 @@ strata_status enter(const strata_engine* engine, Fn fn) {
     if (engine->impl->is_forked_child()) {
       return {STRATA_FAILED_PRECONDITION, "this engine belongs to the parent process; open one after the fork"};
     }
-    if (strata::in_log_callback()) {
-      return {STRATA_FAILED_PRECONDITION, "an engine function was called from inside a log callback"};
-    }
+    if (strata::in_log_callback()) return called_from_callback();
     std::lock_guard lock(engine->impl->mutex());
     return fn(*engine->impl);
   });
@@ -53,15 +55,17 @@ strata_status enter(const strata_engine* engine, Fn fn) {
 
 Status missing(const char* what) { return {STRATA_INVALID_ARGUMENT, std::string(what) + " is NULL"}; }
 
+// Size of a struct in the first release that had it. A struct that grows gets its old size here.
+template <class T>
+constexpr uint32_t kFirstSize = sizeof(T);
+
 // A caller's struct, read as far as it goes; fields beyond its size are zero.
 template <class T>
 Status take(const T* given, T* out) {
-  if (given->struct_size < 2 * sizeof(uint32_t)) {
-    return {STRATA_INVALID_ARGUMENT, "struct_size is not set (use STRATA_INIT)"};
-  }
-  if (given->struct_size % alignof(T) != 0) {
+  if (given->struct_size < kFirstSize<T> || given->struct_size % alignof(T) != 0) {
     return {STRATA_INVALID_ARGUMENT, "struct_size " + std::to_string(given->struct_size) +
-                                         " ends within a field: it is no version of this struct (use STRATA_INIT)"};
+                                         " is that of no version of this struct, the first has " +
+                                         std::to_string(kFirstSize<T>) + " bytes (use STRATA_INIT)"};
   }
   std::memset(static_cast<void*>(out), 0, sizeof(T));
   std::memcpy(static_cast<void*>(out), given, std::min<size_t>(given->struct_size, sizeof(T)));
@@ -98,6 +102,7 @@ strata_status strata_open(const strata_engine_args* args, strata_engine** out) {
   return guarded([&]() -> Status {
     if (!args || !out) return missing(args ? "out" : "args");
     *out = nullptr;
+    if (strata::in_log_callback()) return called_from_callback();
     strata_engine_args whole;
     STRATA_RETURN_IF_ERROR(take(args, &whole));
     auto engine = std::make_unique<strata_engine>();
@@ -108,6 +113,7 @@ strata_status strata_open(const strata_engine_args* args, strata_engine** out) {
 }
 
 void strata_close(strata_engine* engine) {
+  if (strata::in_log_callback()) return void(finish(called_from_callback()));
   // A forked child has the memory but not the threads: it leaves the engine to its parent.
   if (engine && engine->impl->is_forked_child()) return;
   delete engine;

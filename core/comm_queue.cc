@@ -76,6 +76,7 @@ void CommQueue::fail(const Status& status) {
     if (!failure_.ok()) return;
     failure_ = status;
   }
+  on_failure_(status);
   if (world_ > 1) collective_.api()->abort(collective_.self(), status.code(), status.text().c_str());
 }
 
@@ -95,7 +96,6 @@ void CommQueue::work() {
       status = execute(entry.op, &end);
       if (!status.ok()) {
         fail(status);
-        on_failure_(status);
       }
     }
     status.ok() ? entry.work.enqueued(end) : entry.work.failed(status);

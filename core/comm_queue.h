@@ -60,7 +60,7 @@ class CommQueue {
   Work submit(CommOp op);
   // Submits and waits.
   Status run(CommOp op);
-  // Every operation from now on ends with `status`; other ranks hear of it. Any thread.
+  // Every operation from now on ends with `status`; the engine and the other ranks hear of it. Any thread.
   void fail(const Status& status);
   // Waits until the device is done with all reductions so far. Collective thread.
   Status wait_for_reductions() const { return reductions_.wait(); }

@@ -35,13 +35,23 @@ Status Engine::add_group(const strata_group_args& args, uint32_t* out) {
   return optimizer_.scalars(registry_->groups.back(), 1, scalars).during("group " + std::to_string(*out));
 }
 
+namespace {
+Status check_name(const char* name, const char* what) {
+  if (!name || is_utf8(name)) return Ok();
+  return {STRATA_INVALID_ARGUMENT,
+          std::string("the name of a ") + what + " is not UTF-8, as text in checkpoints must be"};
+}
+}  // namespace
+
 Status Engine::add_unit(const char* name, uint32_t* out) {
   STRATA_RETURN_IF_ERROR(usable(false));
+  STRATA_RETURN_IF_ERROR(check_name(name, "unit"));
   return registry_->add_unit(name ? name : "", out);
 }
 
 Status Engine::add_param(uint32_t unit, const strata_param_args& args, uint32_t* out) {
   STRATA_RETURN_IF_ERROR(usable(false));
+  STRATA_RETURN_IF_ERROR(check_name(args.name, "param"));
   return registry_->add_param(unit, args, out);
 }
 
@@ -53,7 +63,7 @@ Status Engine::commit() {
                         static_cast<uint64_t>(zero.param_persistence_threshold));
   build_parts();
   STRATA_RETURN_IF_ERROR(queue_->create_streams());
-  STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(common_values()));
+  STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(common_values(), "registration and settings"));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(make_plan(), "memory plan"));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(allocate(), "allocation"));
   run_.unit_steps.assign(registry_->units.size(), 0);
@@ -61,10 +71,11 @@ Status Engine::commit() {
   return Ok();
 }
 
-// What decides which collectives a rank issues, and how large they are.
+// What decides which collectives a rank issues, how large they are, and how weights that ranks share are updated.
 std::vector<Agreement::Value> Engine::common_values() const {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto number = [](auto value) { return static_cast<uint64_t>(value); };
+  const auto text = [](const std::string& value) { return fnv1a(value.data(), value.size()); };
   const std::string z = "zero_optimization.";
   return {{"the registered units, params and groups", registry_->fingerprint()},
           {z + "stage", number(zero.stage)},
@@ -78,7 +89,13 @@ std::vector<Agreement::Value> Engine::common_values() const {
           {"gradient_accumulation_steps", number(settings_.gradient_accumulation_steps)},
           {"communication_data_type", number(settings_.communication_data_type)},
           {"gradient_clipping", std::bit_cast<uint64_t>(settings_.gradient_clipping)},
-          {"check_weights", number(settings_.check_weights)}};
+          {"check_weights", number(settings_.check_weights)},
+          {z + "gather_16bit_weights_on_model_save", number(zero.gather_16bit_weights_on_model_save)},
+          {"optimizer.type", text(settings_.optimizer.type)},
+          {"optimizer.params.adam_w_mode", number(settings_.optimizer.adam_w_mode)},
+          {"optimizer.params.state_layout", text(settings_.optimizer.state_layout)},
+          {"plugins.optimizer", text(settings_.plugins.optimizer)},
+          {"plugins.checkpoint", text(settings_.plugins.checkpoint)}};
 }
 
 void Engine::build_parts() {
@@ -120,11 +137,14 @@ Status Engine::make_plan() {
   plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
   plan_.add("gradient buffers", kDeviceTier, gradients_->buffer_bytes());
   plan_.add("gradient accumulators", kDeviceTier, gradients_->accumulator_bytes());
+  plan_.add("arriving gradients", kDeviceTier, gradients_->arriving_bytes());
   plan_.add("reduction scratch", kDeviceTier, gradients_->scratch_bytes());
   plan_.add("reduced gradients", state == kNvmeTier ? kCpuTier : state, gradients_->owned_bytes());
   plan_.add("optimizer state", state, states_->bytes());
-  plan_.add("update buffers", kDeviceTier, updater_->buffer_bytes());
+  plan_.add("update buffers", states_->on_host() && device_.is_asynchronous() ? kCpuTier : kDeviceTier,
+            updater_->buffer_bytes());
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
+  plan_.add("tensor staging", device_.is_asynchronous() ? kCpuTier : kDeviceTier, Tensors::kPieceBytes);
   plan_.add("gradient norms", device_.is_asynchronous() ? kCpuTier : kDeviceTier, gradients_->norm_bytes());
   const char* const words[] = {"none", "cpu", "nvme"};
   const ZeroSettings& zero = settings_.zero_optimization;
@@ -171,8 +191,10 @@ Status Engine::undo_write(uint32_t unit, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(weights_->undo_write(unit, stream, &written));
   if (!written) return Ok();
   const Segment& segment = layout_.units[written->unit].segments[written->segment];
+  const std::string param = param_at(*registry_, segment, written->element);
   return {STRATA_FAILED_PRECONDITION,
-          "param \"" + param_at(*registry_, segment, written->element) + "\" of unit \"" + layout_.units[unit].name +
+          (param.empty() ? "padding behind the params" : "param \"" + param + "\"") + " of unit \"" +
+              layout_.units[unit].name +
               "\" was written between fetch and release, where it is read-only; its old values are back (change "
               "weights with strata_write_param)"};
 }
@@ -339,6 +361,12 @@ Status Engine::read_param(uint32_t param, const char* array, const strata_tensor
   if (name == "grad" && gradients_->filling()) {
     return {STRATA_FAILED_PRECONDITION, what + ": a micro-batch is open; gradients are reduced when it ends"};
   }
+  const int in = gradients_->micro_batches_done();
+  if (name == "grad" && gradients_->plan().local && in > 0 && in < gradients_->plan().micro_batches) {
+    return {STRATA_FAILED_PRECONDITION,
+            what + ": gradients are added up on each rank and reduced after the last of the " +
+                std::to_string(gradients_->plan().micro_batches) + " micro-batches, " + std::to_string(in) + " are in"};
+  }
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(tensors_->check_read(param, name, out), what));
   return tensors_->read(param, name, out).during(what);
 }
@@ -398,7 +426,14 @@ Status Engine::export_weights(const char* path) {
 
 Status Engine::set_meta(const char* key, const char* value) {
   STRATA_RETURN_IF_ERROR(check_path(key, "key"));
-  run_.meta[key] = value ? value : "";
+  if (!is_utf8(key) || (value && !is_utf8(value))) {
+    return {STRATA_INVALID_ARGUMENT, "a meta key or value that is not UTF-8, as text in checkpoints must be"};
+  }
+  if (!value) {
+    run_.meta.erase(key);
+  } else {
+    run_.meta[key] = value;
+  }
   return Ok();
 }
 
@@ -413,6 +448,9 @@ Status Engine::get_meta(const char* key, const char** value) {
 // ---- questions ---------------------------------------------------------------------------------------------------
 
 Status Engine::counters(strata_counter_span span, strata_counters* out) {
+  if (span != STRATA_COUNT_TOTAL && span != STRATA_COUNT_LAST_STEP) {
+    return {STRATA_INVALID_ARGUMENT, "there is no counter span " + std::to_string(span)};
+  }
   if (span == STRATA_COUNT_LAST_STEP && outcome_) STRATA_RETURN_IF_ERROR(settle());
   *out = span == STRATA_COUNT_LAST_STEP ? minus(at_last_step_, before_last_step_) : counters_.snapshot();
   return Ok();

@@ -36,7 +36,13 @@ Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out
 
 Status Engine::read_settings(const strata_engine_args& args) {
   std::vector<std::string> overrides, warnings;
-  for (uint64_t i = 0; i < args.override_count; ++i) overrides.emplace_back(args.overrides[i]);
+  for (uint64_t i = 0; i < args.override_count; ++i) {
+    if (!args.overrides || !args.overrides[i]) {
+      return {STRATA_INVALID_ARGUMENT,
+              "strata_open: override " + std::to_string(i) + " of " + std::to_string(args.override_count) + " is NULL"};
+    }
+    overrides.emplace_back(args.overrides[i]);
+  }
   if ((args.manifest != nullptr) == (args.manifest_text != nullptr)) {
     return {STRATA_INVALID_ARGUMENT, "strata_open needs either a manifest path or a manifest text"};
   }
@@ -49,7 +55,7 @@ Status Engine::read_settings(const strata_engine_args& args) {
   if (args.plugin_dir) search.directories.push_back(args.plugin_dir);
   plugins_ = std::make_unique<PluginSet>(std::move(search), settings_.plugin_options);
   preset_options(settings_, plugins_.get());
-  STRATA_RETURN_IF_ERROR(plugins_->check_options(settings_.plugins));
+  STRATA_RETURN_IF_ERROR(plugins_->check_options(settings_));
   host_ = std::make_unique<Host>(sink_, settings_.log_level, 1, plugins_.get());
   for (const std::string& warning : warnings) log(STRATA_LOG_WARN, warning);
   return Ok();
@@ -129,12 +135,15 @@ Status Engine::check_device(const strata_collective_caps& ranks) const {
                                       "version needs one that writes anywhere"};
   }
   const ZeroSettings& zero = settings_.zero_optimization;
-  const bool offload =
-      zero.offload_optimizer.device != OffloadDevice::kNone || zero.offload_param.device != OffloadDevice::kNone;
-  if (!device_.is_asynchronous() || !offload) return Ok();
+  const auto state = zero.offload_optimizer.device, weights = zero.offload_param.device;
+  if (!device_.is_asynchronous()) return Ok();
+  if (state == OffloadDevice::kNvme || weights == OffloadDevice::kNvme) {
+    return {STRATA_UNIMPLEMENTED, device + " with a tier on nvme: this version offloads its state to cpu only"};
+  }
+  if (weights == OffloadDevice::kNone || state != OffloadDevice::kNone) return Ok();
   return {STRATA_UNIMPLEMENTED, device +
-                                    " with zero_optimization.offload_optimizer or offload_param: this version "
-                                    "offloads only from a device whose memory is host memory"};
+                                    " with zero_optimization.offload_param but without offload_optimizer: this "
+                                    "version updates weights where the optimizer state is; offload both"};
 }
 
 // The tier a manifest's `device` word names; each offload plugin is opened once and may serve both.

@@ -45,36 +45,40 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
 
 // ---- sizes and allocation ----------------------------------------------------------------------------------------
 
-// Elements whose reduction is not done: a bucket, the unit being filled, the next one, and those that stay open over
-// the whole backward because several units feed them.
-uint64_t Gradients::capacity() const {
-  uint64_t all = 0, largest = 0, shared = 0;
-  for (uint32_t u = 0; u < slots_.size(); ++u) {
-    const uint64_t e = layout_.units[u].trainable_elements;
-    all += e;
-    largest = std::max(largest, e);
-    if (slots_[u].feeders.size() > 1) shared += e;
-  }
-  const auto bucket = static_cast<uint64_t>(settings_.reduce_bucket_size);
-  return bucket >= all ? all : std::min(all, bucket + 2 * largest + shared);
+// The most elements that are done and wait for their turn or for their bucket to fill.
+uint64_t Gradients::waiting_limit() const {
+  uint64_t largest = 0;
+  for (const Unit& u : layout_.units) largest = std::max(largest, u.trainable_elements);
+  return static_cast<uint64_t>(settings_.reduce_bucket_size) + largest;
 }
 
-uint64_t Gradients::buffer_bytes() const {
-  uint64_t all = 0, elements = 0, largest = 0;
-  for (uint32_t u = 0; u < slots_.size(); ++u) {
-    all += slots_[u].buffer_bytes;
-    elements += layout_.units[u].trainable_elements;
-    largest = std::max(largest, layout_.units[u].trainable_elements);
+// Buffers for all units, or for those that wait, two that are being filled, and those that stay open over the whole
+// backward because several units feed them.
+uint64_t Gradients::room_bytes() const {
+  uint64_t all = 0, largest = 0, shared = 0;
+  for (const Slot& slot : slots_) {
+    all += slot.buffer_bytes;
+    largest = std::max(largest, slot.buffer_bytes);
+    if (slot.feeders.size() > 1) shared += slot.buffer_bytes;
   }
-  const uint64_t part = capacity();
   uint64_t widest = 0;
   for (const Unit& u : layout_.units) {
     for (const Segment& s : u.segments) {
       if (s.trainable && plan_.needs_wire_buffer(s)) widest = std::max(widest, dtype_size(plan_.wire(s)));
     }
   }
-  // A further largest unit gives first fit room to work in.
-  return part == elements ? all : std::min(all, (part + largest) * widest);
+  if (widest == 0 || waiting_limit() >= all / widest) return all;
+  return std::min(all, waiting_limit() * widest + 2 * largest + shared);
+}
+
+// Beside a room that is smaller than all buffers: zeros, from which a unit without a gradient is reduced.
+uint64_t Gradients::zeros_bytes() const {
+  uint64_t all = 0, largest = 0;
+  for (const Slot& slot : slots_) {
+    all += slot.buffer_bytes;
+    largest = std::max(largest, slot.buffer_bytes);
+  }
+  return room_bytes() < all ? largest : 0;
 }
 
 uint64_t Gradients::owned_bytes() const {
@@ -93,8 +97,13 @@ uint64_t Gradients::accumulator_bytes() const {
   return bytes;
 }
 
+uint64_t Gradients::arriving_bytes() const {
+  return leave_device() && plan_.micro_batches > 1 && !plan_.local ? owned_bytes() : 0;
+}
+
 uint64_t Gradients::scratch_bytes() const {
-  if (plan_.local || plan_.micro_batches == 1) return 0;
+  const bool adds = plan_.micro_batches > 1 && !plan_.local;
+  if (!adds && !leave_device()) return 0;
   uint64_t all = 0, largest = 0;
   for (const Unit& u : layout_.units) {
     all += u.trainable_elements;
@@ -117,29 +126,34 @@ Status Gradients::allocate() {
   STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, norm_bytes(), &norms_).during("norms"));
   std::vector<uint64_t> sizes;
   for (const Slot& slot : slots_) sizes.push_back(slot.buffer_bytes);
-  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), buffer_bytes()));
+  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), room_bytes(), zeros_bytes()));
   STRATA_RETURN_IF_ERROR(
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
   // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
+  STRATA_RETURN_IF_ERROR(Memory::on_device(device_, arriving_bytes(), &arriving_).during("arriving gradients"));
   char* owned = nullptr;
   if (tier_.addressable()) {
     STRATA_RETURN_IF_ERROR(tier_.alloc(owned_bytes(), "reduced gradients", &owned_region_));
     owned = owned_region_.address();
   } else {
-    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, owned_bytes(), &owned_memory_).during("reduced gradients"));
+    STRATA_RETURN_IF_ERROR(
+        Memory::shared_with_host(device_, owned_bytes(), &owned_memory_).during("reduced gradients"));
     owned = owned_memory_.at(0);
   }
   char* accumulator = accumulators_.at(0);
+  char* arriving = arriving_.at(0);
   auto* norm = reinterpret_cast<double*>(norms_.at(0));
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     for (const Segment& s : layout_.units[u].segments) {
       slots_[u].owned.push_back(s.trainable ? owned : nullptr);
+      slots_[u].arriving.push_back(s.trainable && arriving_.bytes() > 0 ? arriving : nullptr);
       slots_[u].accumulator.push_back(s.trainable && plan_.local ? accumulator : nullptr);
       slots_[u].norm.push_back(norm);
       if (!s.trainable) continue;
       norm += s.shard / kShardElements;
       owned += layout_.owned(s).size() * dtype_size(plan_.owned(s));
+      if (arriving_.bytes() > 0) arriving += layout_.owned(s).size() * sizeof(float);
       if (plan_.local) accumulator += s.elements * sizeof(float);
     }
   }
@@ -187,16 +201,18 @@ Status Gradients::add(uint32_t param, const strata_tensor& grad, const strata_st
   const Param& p = registry_.params[param];
   const uint32_t owner = p.owner;
   Slot& slot = slots_[registry_.params[owner].home];
+  STRATA_RETURN_IF_ERROR(take_turn(slot, stream));
+  if (settings_.contiguous_gradients) {
+    STRATA_RETURN_IF_ERROR(fold(owner, grad.data, grad.dtype, stream));
+  } else {
+    slot.pending.push_back({owner, grad.data, grad.dtype});
+  }
+  // A gradient that was refused counts as not given.
   filling_ = true;
   used_[registry_.params[owner].unit] = 1;
   strata::add(counters_.grad_bytes, p.numel * dtype_size(grad.dtype));
   if (slot.state == State::kIdle) slot.state = State::kFilling;
-  STRATA_RETURN_IF_ERROR(take_turn(slot, stream));
-  if (!settings_.contiguous_gradients) {
-    slot.pending.push_back({owner, grad.data, grad.dtype});
-    return Ok();
-  }
-  return fold(owner, grad.data, grad.dtype, stream);
+  return Ok();
 }
 
 // A unit's gradients may come on several streams: each goes behind the one before.
@@ -254,33 +270,13 @@ Status Gradients::note_written(Slot& slot) {
   return slot.writer ? Marker::at_end_of(device_, &*slot.writer, &slot.written) : Ok();
 }
 
-// Gives the unit a flat buffer, launching what is finished when there is no room.
 Status Gradients::open_buffer(uint32_t unit) {
   if (slots_[unit].buffer_bytes == 0 || buffers_.is_open(unit)) return Ok();
-  const uint64_t elements = layout_.units[unit].trainable_elements;
-  STRATA_RETURN_IF_ERROR(make_room(elements));
   Status status = buffers_.open(unit, [this] { return settle_writers(); });
-  if (!status.ok()) {
-    return {status.code(), "gradients of unit \"" + layout_.units[unit].name + "\": " + status.text() +
-                               ": raise zero_optimization.reduce_bucket_size, or tell with strata_grads_done when a "
-                               "unit is complete"};
-  }
-  open_elements_ += elements;
-  return Ok();
-}
-
-// The cap on unreduced gradients. Depends on sizes and host calls only: first the open bucket goes, then units that
-// are ready but out of turn, in this rank's order (the collective's board proves that all ranks do the same).
-Status Gradients::make_room(uint64_t elements) {
-  if (open_elements_ + elements <= capacity()) return Ok();
-  STRATA_RETURN_IF_ERROR(launch());
-  for (size_t i = 0; i < ready_order_.size() && open_elements_ + elements > capacity(); ++i) {
-    const uint32_t unit = ready_order_[i];
-    if (launched_[unit]) continue;
-    STRATA_RETURN_IF_ERROR(append(unit));
-    STRATA_RETURN_IF_ERROR(launch());
-  }
-  return Ok();
+  if (status.ok()) return Ok();
+  return {status.code(), "gradients of unit \"" + layout_.units[unit].name + "\": " + status.text() +
+                             ": raise zero_optimization.reduce_bucket_size, or tell with strata_grads_done when a "
+                             "unit is complete"};
 }
 
 // ---- a unit is done ----------------------------------------------------------------------------------------------
@@ -299,12 +295,27 @@ Status Gradients::unit_done(uint32_t unit) {
     const bool done = std::all_of(feeders.begin(), feeders.end(), [&](uint32_t f) { return unit_closed_[f]; });
     if (done && trainable(fed)) STRATA_RETURN_IF_ERROR(mark_ready(fed));
   }
-  return advance();
+  STRATA_RETURN_IF_ERROR(advance());
+  return bound_waiting();
+}
+
+// Units that wait for a turn that does not come are sent after all, the longest waiting first. That depends on which
+// units hosts declare done, in which order, and on sizes: not on which of them got gradients.
+Status Gradients::bound_waiting() {
+  const uint64_t limit = waiting_limit();
+  if (waiting_elements_ > limit) STRATA_RETURN_IF_ERROR(launch());
+  for (size_t i = 0; i < ready_order_.size() && waiting_elements_ > limit; ++i) {
+    if (launched_[ready_order_[i]]) continue;
+    STRATA_RETURN_IF_ERROR(append(ready_order_[i]));
+    STRATA_RETURN_IF_ERROR(launch());
+  }
+  return Ok();
 }
 
 Status Gradients::mark_ready(uint32_t unit) {
   slots_[unit].state = State::kReady;
   ready_order_.push_back(unit);
+  waiting_elements_ += layout_.units[unit].trainable_elements;
   return note_written(slots_[unit]);
 }
 
@@ -344,6 +355,7 @@ Status Gradients::end_backward() {
   ++micro_;
   recorded_ = std::move(ready_order_);
   ready_order_.clear();
+  waiting_elements_ = 0;
   next_ = 0;
   filling_ = false;
   std::fill(launched_.begin(), launched_.end(), 0);
@@ -368,6 +380,7 @@ Status Gradients::complete(uint32_t unit) {
   if (!slot.pending.empty()) STRATA_RETURN_IF_ERROR(note_written(slot));
   slot.pending.clear();
   if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
+  if (is_absent(unit)) return Ok();
   STRATA_RETURN_IF_ERROR(open_buffer(unit));
   STRATA_RETURN_IF_ERROR(buffers_.before(completing_.c()));
   STRATA_RETURN_IF_ERROR(slot.written.before(completing_.c()));
@@ -404,7 +417,13 @@ Status Gradients::launch() {
   std::vector<uint32_t> units = std::move(bucket_);
   bucket_.clear();
   bucket_elements_ = 0;
-  for (uint32_t u : units) STRATA_RETURN_IF_ERROR(complete(u));
+  for (uint32_t u : units) {
+    waiting_elements_ -= layout_.units[u].trainable_elements;
+    const Status status = complete(u).during("reduction of unit \"" + layout_.units[u].name + "\"");
+    if (status.ok()) continue;
+    queue_.fail(status);  // the other ranks wait for this reduction
+    return status;
+  }
   if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
 
   CommOp op;
@@ -415,7 +434,7 @@ Status Gradients::launch() {
   Marker completed;
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, completing_.c(), &completed));
   op.after.push_back(Work::ending_at(completed));
-  const bool add_to_sum = !plan_.local && micro_ > 0;
+  std::vector<Landing> landings;
   char* scratch = scratch_.at(0);
   for (uint32_t u : units) {
     // The slice may still feed the update of the last step.
@@ -425,56 +444,61 @@ Status Gradients::launch() {
     for (uint32_t i = 0; i < slots_[u].owned.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
       if (!s.trainable) continue;
-      const uint64_t count = layout_.owned(s).size();
-      const char* in = plan_.needs_wire_buffer(s) ? wire_address(u, i) : slots_[u].accumulator[i];
-      char* out = add_to_sum ? scratch : slots_[u].owned[i];
-      if (add_to_sum) scratch += count * sizeof(float);
-      op.items.push_back(coll_item(in, plan_.wire(s), out, plan_.owned(s), count));
-      if (tier_.kind() != kDeviceTier) {
-        strata::add(counters_.tier_write[kCpuTier], count * dtype_size(plan_.owned(s)));
-      }
+      const char* in = is_absent(u)                 ? buffers_.zeros()
+                       : plan_.needs_wire_buffer(s) ? wire_address(u, i)
+                                                    : slots_[u].accumulator[i];
+      const Landing& landing = landings.emplace_back(land(u, i, &scratch));
+      op.items.push_back(coll_item(in, plan_.wire(s), landing.out, plan_.owned(s), layout_.owned(s).size()));
     }
-    if (buffers_.is_open(u)) open_elements_ -= layout_.units[u].trainable_elements;
   }
-  op.then = [this, units, micro = micro_](const strata_stream* stream) {
-    return after_reduction(units, micro, stream);
+  op.then = [this, landings = std::move(landings), micro = micro_](const strata_stream* stream) {
+    for (const Landing& landing : landings) STRATA_RETURN_IF_ERROR(arrive(landing, micro, stream));
+    return Ok();
   };
   Work reduced = queue_.submit(std::move(op));
   buffers_.hand_over(units, reduced);
   return settings_.overlap_comm ? Ok() : reduced.before(nullptr, queue_.patience());
 }
 
-// Collective thread.
-Status Gradients::after_reduction(const std::vector<uint32_t>& units, int micro, const strata_stream* stream) {
-  const char* scratch = scratch_.at(0);
-  for (uint32_t u : units) {
-    for (uint32_t i = 0; i < slots_[u].owned.size() && micro > 0 && !plan_.local; ++i) {
-      const Segment& s = layout_.units[u].segments[i];
-      if (!s.trainable) continue;
-      const uint64_t count = layout_.owned(s).size();
-      STRATA_RETURN_IF_ERROR(
-          device_.accumulate(reinterpret_cast<float*>(slots_[u].owned[i]), scratch, STRATA_F32, count, stream));
-      scratch += count * sizeof(float);
-    }
-    if (micro + 1 == plan_.micro_batches) STRATA_RETURN_IF_ERROR(square(u, stream));
+// Where this micro-batch's reduction of a segment goes, and where the slice's sum is on the device.
+Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scratch) const {
+  const Slot& slot = slots_[unit];
+  const bool adds = !plan_.local && micro_ > 0;
+  Landing landing{unit, segment, nullptr, slot.arriving[segment]};
+  if (!landing.sum && !leave_device()) landing.sum = slot.owned[segment];
+  if (adds || !landing.sum) {
+    landing.out = std::exchange(*scratch, *scratch + layout_.owned(segment_of(landing)).size() * sizeof(float));
   }
-  return Ok();
+  if (!landing.sum) landing.sum = landing.out;
+  if (!landing.out) landing.out = landing.sum;
+  return landing;
+}
+
+// A segment's reduction is done: added to the sum of the micro-batches, and after the last one squared for the norm and
+// sent to the tier, where it is not there already. Collective thread.
+Status Gradients::arrive(const Landing& landing, int micro, const strata_stream* stream) {
+  const Segment& s = segment_of(landing);
+  const uint64_t count = layout_.owned(s).size(), bytes = count * dtype_size(plan_.owned(s));
+  const bool last = micro + 1 == plan_.micro_batches;
+  if (landing.out != landing.sum) {
+    auto* sum = reinterpret_cast<float*>(landing.sum);
+    STRATA_RETURN_IF_ERROR(device_.accumulate(sum, landing.out, STRATA_F32, count, stream));
+  }
+  if (last) STRATA_RETURN_IF_ERROR(square(landing, stream));
+  if (tier_.kind() != kDeviceTier && (last || !leave_device())) strata::add(counters_.tier_write[kCpuTier], bytes);
+  if (!last || !leave_device()) return Ok();
+  return device_.copy(slots_[landing.unit].owned[landing.segment], landing.sum, bytes, stream);
 }
 
 // ---- norm --------------------------------------------------------------------------------------------------------
 
-// Collective thread. Always over this rank's own slice, so that every stage adds the same numbers in the same order.
-Status Gradients::square(uint32_t unit, const strata_stream* stream) {
-  const Slot& slot = slots_[unit];
-  for (uint32_t i = 0; i < slot.owned.size(); ++i) {
-    const Segment& s = layout_.units[unit].segments[i];
-    if (!s.trainable) continue;
-    const strata_dtype dtype = plan_.owned(s);
-    const uint64_t first = s.slice(layout_.rank).begin - layout_.owned(s).begin;
-    STRATA_RETURN_IF_ERROR(
-        device_.square_sums(slot.owned[i] + first * dtype_size(dtype), dtype, s.shard, slot.norm[i], stream));
-  }
-  return Ok();
+// Always over this rank's own slice, so that every stage adds the same numbers in the same order.
+Status Gradients::square(const Landing& landing, const strata_stream* stream) {
+  const Segment& s = segment_of(landing);
+  const strata_dtype dtype = plan_.owned(s);
+  const uint64_t first = s.slice(layout_.rank).begin - layout_.owned(s).begin;
+  return device_.square_sums(landing.sum + first * dtype_size(dtype), dtype, s.shard,
+                             slots_[landing.unit].norm[landing.segment], stream);
 }
 
 // Eight sums side by side, then together: an order of its own, but always the same one, and not bound by the latency of
@@ -498,11 +522,26 @@ Status Gradients::find_nonfinite(std::string* param) const {
       if (!s.trainable) continue;
       int64_t index = -1;
       const Range owned = layout_.owned(s);
-      STRATA_RETURN_IF_ERROR(device_.find_nonfinite(slots_[u].owned[i], plan_.owned(s), owned.size(), &index));
+      STRATA_RETURN_IF_ERROR(find_nonfinite_in(slots_[u].owned[i], plan_.owned(s), owned.size(), &index));
       if (index < 0) continue;
       *param = param_at(registry_, s, owned.begin + static_cast<uint64_t>(index));
       return Ok();
     }
+  }
+  return Ok();
+}
+
+// A slice that left the device is looked at in pieces, back on it.
+Status Gradients::find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const {
+  constexpr uint64_t kPiece = 1 << 18;
+  if (!leave_device()) return device_.find_nonfinite(slice, dtype, count, index);
+  Memory piece;
+  STRATA_RETURN_IF_ERROR(Memory::on_device(device_, kPiece * sizeof(float), &piece));
+  for (uint64_t at = 0; at < count && *index < 0; at += kPiece) {
+    const uint64_t n = std::min(kPiece, count - at);
+    STRATA_RETURN_IF_ERROR(device_.copy(piece.at(0), slice + at * dtype_size(dtype), n * dtype_size(dtype)));
+    STRATA_RETURN_IF_ERROR(device_.find_nonfinite(piece.at(0), dtype, n, index));
+    if (*index >= 0) *index += static_cast<int64_t>(at);
   }
   return Ok();
 }

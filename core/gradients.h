@@ -53,9 +53,10 @@ class Gradients {
             const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
             const Weights& weights, Counters& counters);
 
-  uint64_t buffer_bytes() const;       // unreduced gradients, device
+  uint64_t buffer_bytes() const { return room_bytes() + zeros_bytes(); }  // unreduced gradients, device
   uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
   uint64_t accumulator_bytes() const;  // full fp32 accumulators, device
+  uint64_t arriving_bytes() const;     // fp32 sums of slices on their way to host memory, device
   uint64_t scratch_bytes() const;      // one reduction's fp32 result, device
   uint64_t norm_bytes() const;         // sums of squares, host
   Status allocate();
@@ -93,6 +94,7 @@ class Gradients {
     uint64_t buffer_bytes = 0;
     std::vector<uint64_t> wire;      // byte offset of each segment in the buffer
     std::vector<char*> owned;        // per segment, NULL for frozen
+    std::vector<char*> arriving;     // the same on the device, where `owned` is not and micro-batches are added up
     std::vector<char*> accumulator;  // per segment, full fp32
     std::vector<uint32_t> feeders;   // registered units whose gradients end up here
     std::vector<double*> norm;       // per segment: sums of squares of this rank's blocks
@@ -102,9 +104,20 @@ class Gradients {
     Marker written;
   };
 
+  // Where one reduction of a segment puts this rank's slice, and where the sum over micro-batches is.
+  struct Landing {
+    uint32_t unit, segment;
+    char *out, *sum;  // device memory
+  };
+  // Reduced slices leave the device for the host's memory as each reduction ends.
+  bool leave_device() const { return device_.is_asynchronous() && tier_.kind() != kDeviceTier; }
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
   char* wire_address(uint32_t unit, uint32_t segment) const;
-  uint64_t capacity() const;
+  uint64_t waiting_limit() const;
+  uint64_t room_bytes() const;
+  uint64_t zeros_bytes() const;
+  // Nobody on this rank gave the unit a gradient, and it is reduced from zeros that lie ready.
+  bool is_absent(uint32_t unit) const { return !plan_.local && buffers_.zeros() && !buffers_.is_open(unit); }
   Status check(uint32_t param, const strata_tensor& grad) const;
   Status take_turn(Slot& slot, const strata_stream* stream);
   Status fold(uint32_t owner, const void* data, strata_dtype dtype, const strata_stream* stream);
@@ -112,7 +125,7 @@ class Gradients {
                       const strata_stream* stream);
   Status settle_writers();
   Status open_buffer(uint32_t unit);
-  Status make_room(uint64_t elements);
+  Status bound_waiting();
   Status mark_ready(uint32_t unit);
   Status note_written(Slot& slot);
   Status advance();
@@ -120,8 +133,11 @@ class Gradients {
   Status launch();
   Status complete(uint32_t unit);
   Status complete_segment(uint32_t unit, uint32_t segment);
-  Status after_reduction(const std::vector<uint32_t>& units, int micro, const strata_stream* stream);
-  Status square(uint32_t unit, const strata_stream* stream);
+  Landing land(uint32_t unit, uint32_t segment, char** scratch) const;
+  const Segment& segment_of(const Landing& l) const { return layout_.units[l.unit].segments[l.segment]; }
+  Status arrive(const Landing& landing, int micro, const strata_stream* stream);
+  Status square(const Landing& landing, const strata_stream* stream);
+  Status find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const;
 
   const Registry& registry_;
   const Layout& layout_;
@@ -137,7 +153,7 @@ class Gradients {
   std::vector<Slot> slots_;  // by layout unit
   GradientBuffers buffers_;
   Stream completing_;  // brings buffers into the state that is reduced
-  Memory accumulators_, scratch_, norms_;
+  Memory accumulators_, scratch_, norms_, arriving_;
   Region owned_region_;
   Memory owned_memory_;
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
@@ -150,7 +166,7 @@ class Gradients {
   size_t next_ = 0;                // position in order_
   std::vector<uint32_t> bucket_;
   uint64_t bucket_elements_ = 0;
-  uint64_t open_elements_ = 0;  // buffers whose reduction was not launched
+  uint64_t waiting_elements_ = 0;  // of units that are done and not sent
   int micro_ = 0;
   bool filling_ = false;
 };

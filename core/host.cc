@@ -76,7 +76,10 @@ Host::Host(LogSink sink, strata_log_level level, unsigned threads, PluginFinder*
 void Host::log(strata_log_level level, const std::string& domain, const std::string& text) const {
   if (!would_log(level) || !sink_ || logging) return;
   logging = true;
-  sink_(level, domain, text);
+  try {
+    sink_(level, domain, text);
+  } catch (...) {  // the host's callback must not; a line is not worth the process
+  }
   logging = false;
 }
 

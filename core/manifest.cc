@@ -17,10 +17,17 @@ using Kind = TomlValue::Kind;
 
 Status invalid(const std::string& text) { return {STRATA_INVALID_ARGUMENT, text}; }
 
+std::string show_limit(const KeyRange& r) {
+  char text[48];
+  std::snprintf(text, sizeof(text), "%s %.10g", r.below ? "below" : "at most", r.high);
+  return text;
+}
+
 Status check_range(const ManifestKey& key, const TomlValue& value, double x) {
   const KeyRange& r = key.range;
   if (r.low == 0 && r.high == 0) return Ok();
   if (x >= r.low && (r.below ? x < r.high : x <= r.high)) return Ok();
+  if (x > r.high) return invalid("must be " + show_limit(r) + ", got " + show(value));
   return invalid("must be " + key_range_name(key) + ", got " + show(value));
 }
 
@@ -208,29 +215,26 @@ class ManifestReader {
   }
 
   Status finish(Settings* settings, std::vector<std::string>* warnings) {
-    Settings result = *settings;
     bool values_ok = true;
     settle_deprecated();
     for (const Given& g : given_) {
-      result.given[g.key->path] = g.entry.where;
-      if (g.entry.path != g.key->path) result.spelled[g.key->path] = g.entry.path;
-      const Status status = assign(*g.key, g.entry.value, &result);
+      settings->given[g.key->path] = g.entry.where;
+      if (g.entry.path != g.key->path) settings->spelled[g.key->path] = g.entry.path;
+      const Status status = assign(*g.key, g.entry.value, settings);
       if (status.ok()) continue;
       values_ok = false;
       error(g.entry.where, "`" + g.entry.path + "` " + status.text());
     }
     for (auto& [path, option] : options_) {
-      result.given[path] = option.where;
-      result.plugin_options[leaf_of(parent_of(path))].push_back(option);
+      settings->given[path] = option.where;
+      settings->plugin_options[leaf_of(parent_of(path))].push_back(option);
     }
     std::vector<ManifestFinding> found;
-    if (values_ok) apply_manifest_rules(&result, &found, &warnings_);
+    if (values_ok) apply_manifest_rules(settings, &found, &warnings_);
     for (const ManifestFinding& f : found) error(f.where, f.text);
-    if (count_ > 0) return summary();
-    *settings = std::move(result);
     if (warnings)
       for (const ManifestFinding& w : warnings_) warnings->push_back(w.where + ": " + w.text);
-    return Ok();
+    return count_ > 0 ? summary() : Ok();
   }
 
  private:
@@ -391,9 +395,9 @@ Status read_manifest_text(const std::string& text, const std::string& name, cons
   Settings result = default_settings();
   result.manifest_name = name;
   result.manifest_dir = ".";
-  STRATA_RETURN_IF_ERROR(reader.finish(&result, warnings));
+  const Status status = reader.finish(&result, warnings);
   *settings = std::move(result);
-  return Ok();
+  return status;
 }
 
 Status read_manifest(const std::string& path, const Overrides& overrides, Settings* settings,
@@ -401,11 +405,12 @@ Status read_manifest(const std::string& path, const Overrides& overrides, Settin
   std::string text;
   STRATA_RETURN_IF_ERROR(read_text_file(path, kMaxManifestBytes, &text));
   Settings result;
-  STRATA_RETURN_IF_ERROR(read_manifest_text(text, path, overrides, &result, warnings));
+  const Status status = read_manifest_text(text, path, overrides, &result, warnings);
+  if (result.manifest_name.empty()) return status;  // not even TOML
   const std::filesystem::path dir = std::filesystem::path(path).parent_path();
   result.manifest_dir = dir.empty() ? "." : dir.string();
   *settings = std::move(result);
-  return Ok();
+  return status;
 }
 
 }  // namespace strata

@@ -26,7 +26,7 @@ std::vector<ManifestKey> batch_and_run_keys() {
       {"train_micro_batch_size_per_gpu", FIELD(train_micro_batch_size_per_gpu), "4",
        "Samples per rank in one forward and backward.", true, kAtLeastOne},
       {"gradient_accumulation_steps", FIELD(gradient_accumulation_steps), "1",
-       "Micro-batches whose gradients are added before an optimizer step.", true, kAtLeastOne},
+       "Micro-batches whose gradients are added before an optimizer step.", true, {1, 1e9}},
       {"steps_per_print", FIELD(steps_per_print), "10",
        "Optimizer steps between two progress lines of the host and of wall_clock_breakdown; 0: none.",
        false, kAtLeastZero},

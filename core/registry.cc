@@ -1,5 +1,6 @@
 #include "core/registry.h"
 
+#include <boost/locale/utf.hpp>
 #include <cmath>
 #include <limits>
 
@@ -29,6 +30,14 @@ std::string shape_text(const int64_t* shape, int32_t ndim) {
   std::string text = "[";
   for (int32_t i = 0; shape && i < ndim; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
+}
+
+bool is_utf8(std::string_view text) {
+  using Traits = boost::locale::utf::utf_traits<char>;
+  for (const char* at = text.begin(); at != text.end();) {
+    if (!boost::locale::utf::is_valid_codepoint(Traits::decode(at, text.end()))) return false;
+  }
+  return true;
 }
 
 uint64_t fnv1a(const void* data, size_t bytes, uint64_t seed) {
@@ -104,6 +113,9 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
   p.frozen = (args.flags & STRATA_PARAM_FROZEN) != 0;
   p.unit = unit;
   p.owner = static_cast<uint32_t>(params.size());
+  if (args.tied > 1) {
+    return {STRATA_INVALID_ARGUMENT, who + ": tied is " + std::to_string(args.tied) + ", it must be 0 or 1"};
+  }
   if (args.tied) {
     if (args.tied_to >= params.size()) {
       return {STRATA_INVALID_ARGUMENT,
@@ -113,6 +125,10 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
     if (owner.shape != p.shape || owner.dtype != p.dtype) {
       return {STRATA_INVALID_ARGUMENT,
               who + ": shape and dtype must equal those of \"" + owner.name + "\", to which it is tied"};
+    }
+    if ((p.frozen && !owner.frozen) || (p.group != 0 && p.group != owner.group)) {
+      return {STRATA_INVALID_ARGUMENT, who + ": group and FROZEN are those of \"" + owner.name +
+                                           "\", to which it is tied; leave them out here or give the same"};
     }
     p.owner = params[args.tied_to].owner;
     p.frozen = owner.frozen;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -19,6 +20,8 @@ namespace strata {
 uint64_t dtype_size(strata_dtype dtype);
 const char* dtype_name(strata_dtype dtype);
 inline bool is_weight_dtype(strata_dtype d) { return d == STRATA_F32 || d == STRATA_BF16 || d == STRATA_F16; }
+
+bool is_utf8(std::string_view text);
 
 std::string shape_text(const int64_t* shape, int32_t ndim);  // "[64, 97]"
 

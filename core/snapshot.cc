@@ -177,7 +177,7 @@ Status Snapshot::export_weights(const std::string& path) {
 }
 
 Status Snapshot::begin_save(const std::string& what, uint64_t* save_id) {
-  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere({{what, fnv1a(what.data(), what.size())}}));
+  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere({{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
   *save_id = new_save_id();
   return agreement_.take_from_rank0(what, save_id);
 }
@@ -206,6 +206,7 @@ Status Snapshot::publish(const std::string& what, strata_ckpt_save* save) {
 
 Status Snapshot::load(const std::string& root, const char* tag, RunState* run, bool* changed) {
   const std::string what = "load of \"" + root + "/" + (tag ? tag : "(latest)") + "\"";
+  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere({{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
   const auto* api = checkpoint_.api();
   strata_ckpt_load* load = nullptr;
   strata_ckpt_info info{};
@@ -217,7 +218,7 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   if (mine.ok()) mine = load_run(info, &found);
   if (mine.ok()) mine = match_params(info, &places);
   Status all = agreement_.all_ok(mine.during(what), what);
-  if (all.ok()) all = agreement_.same_everywhere({{what + " (tag)", fnv1a(info.tag, std::strlen(info.tag))}});
+  if (all.ok()) all = agreement_.same_everywhere({{what + " (tag)", fnv1a(info.tag, std::strlen(info.tag))}}, what);
   if (all.ok()) {
     *changed = true;  // nothing was up to here
     all = agreement_.all_ok(load_tensors(load, places).during(what), what);

@@ -82,72 +82,88 @@ void States::point(const Piece& piece, char* buffer, std::vector<void*>* arrays,
     buffer += piece.count * size;
   }
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
-  *weight = owned.address ? owned.address + piece.begin * dtype_size(s.dtype) : buffer;
+  *weight = weight_in_place(piece.unit) ? owned.address + piece.begin * dtype_size(s.dtype) : buffer;
 }
 
+Status States::memory_for_updates(uint64_t bytes, Memory* out) const {
+  return on_host() ? Memory::shared_with_host(device_, bytes, out) : Memory::on_device(device_, bytes, out);
+}
+
+// Calls move(region, offset in it, bytes, place in the buffer) for arrays that are not addressable.
 template <class Move>
-Status States::transfer(const Piece& piece, char* buffer, bool weight_too, Move move) const {
-  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
-  const auto& layout = layout_of(s);
+Status States::move_arrays(const Piece& piece, char* buffer, Move move) const {
+  const auto& layout = layout_of(layout_.units[piece.unit].segments[piece.segment]);
   for (uint32_t a = 0; a < layout.array_count; ++a) {
     const uint64_t size = layout.arrays[a].bytes_per_element;
     const Region& region = regions_[piece.unit][piece.segment][a];
-    if (!region.address()) STRATA_RETURN_IF_ERROR(move(tier_, region, piece.begin * size, piece.count * size, buffer));
+    if (!region.address()) STRATA_RETURN_IF_ERROR(move(region, piece.begin * size, piece.count * size, buffer));
     buffer += piece.count * size;
   }
-  const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
-  if (owned.address || !weight_too) return Ok();
-  const uint64_t size = dtype_size(s.dtype);
-  return move(weights_.tier(), *owned.region, owned.offset + piece.begin * size, piece.count * size, buffer);
+  return Ok();
 }
 
-Status States::load(const Piece& piece, char* buffer, std::vector<Event>* done) const {
+// The weight lies behind the arrays in a buffer.
+Status States::move_weight(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
+                           std::vector<Work>* done) const {
+  if (weight_in_place(piece.unit)) return Ok();
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
-  const bool weight_too = (layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0;
-  return transfer(piece, buffer, weight_too,
-                  [&](const Tier& tier, const Region& region, uint64_t offset, uint64_t bytes, char* to) {
-                    Event event = Event::create();
-                    STRATA_RETURN_IF_ERROR(tier.read(region, offset, bytes, to, event.get()));
-                    done->push_back(std::move(event));
-                    return Ok();
-                  });
+  const uint64_t size = dtype_size(s.dtype), bytes = piece.count * size;
+  char* here = buffer + buffer_bytes(s, piece.count) - bytes;
+  const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
+  if (!weights_.on_device(piece.unit)) {
+    const Work& work = done->emplace_back(Work::create());
+    const uint64_t offset = owned.offset + piece.begin * size;
+    return write ? weights_.tier().write(*owned.region, offset, bytes, here, work.event())
+                 : weights_.tier().read(*owned.region, offset, bytes, here, work.event());
+  }
+  char* there = owned.address + piece.begin * size;
+  STRATA_RETURN_IF_ERROR(device_.copy(write ? there : here, write ? here : there, bytes, stream));
+  Marker end;
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &end));
+  done->push_back(Work::ending_at(end));
+  return Ok();
 }
 
-Status States::store(const Piece& piece, char* buffer, std::vector<Event>* done) const {
-  return transfer(piece, buffer, true,
-                  [&](const Tier& tier, const Region& region, uint64_t offset, uint64_t bytes, char* from) {
-                    Event event = Event::create();
-                    STRATA_RETURN_IF_ERROR(tier.write(region, offset, bytes, from, event.get()));
-                    done->push_back(std::move(event));
-                    return Ok();
-                  });
+Status States::load(const Piece& piece, char* buffer, bool weight_too, const strata_stream* stream,
+                    std::vector<Work>* done) const {
+  STRATA_RETURN_IF_ERROR(
+      move_arrays(piece, buffer, [&](const Region& region, uint64_t offset, uint64_t bytes, char* to) {
+        return tier_.read(region, offset, bytes, to, done->emplace_back(Work::create()).event());
+      }));
+  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
+  const bool is_state = (layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0;
+  return is_state || weight_too ? move_weight(false, piece, buffer, stream, done) : Ok();
+}
+
+Status States::store(const Piece& piece, char* buffer, const strata_stream* stream, std::vector<Work>* done) const {
+  STRATA_RETURN_IF_ERROR(
+      move_arrays(piece, buffer, [&](const Region& region, uint64_t offset, uint64_t bytes, char* from) {
+        return tier_.write(region, offset, bytes, from, done->emplace_back(Work::create()).event());
+      }));
+  return move_weight(true, piece, buffer, stream, done);
 }
 
 Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn) {
   const Segment& s = layout_.units[unit].segments[segment];
   const uint64_t end = first + count;
   if (!in_place(unit) && visit_buffer_.bytes() == 0) {
-    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, 32 * kVisitElements, &visit_buffer_));
+    STRATA_RETURN_IF_ERROR(memory_for_updates(32 * kVisitElements, &visit_buffer_));
   }
   while (first < end) {
     Piece piece{unit, segment, first / kShardElements * kShardElements, 0};
     piece.count = std::min(round_up(end, kShardElements) - piece.begin, kVisitElements);
     std::vector<void*> arrays;
-    std::vector<Event> done;
+    std::vector<Work> done;
+    const auto wait = [&done] {
+      for (const Work& work : done) STRATA_RETURN_IF_ERROR(work.before(nullptr, std::chrono::nanoseconds(-1)));
+      done.clear();
+      return Ok();
+    };
     strata_optim_args args{};
     args.struct_size = sizeof(args);
-    STRATA_RETURN_IF_ERROR(load(piece, visit_buffer_.at(0), &done));
-    if (write && !weights_.addressable(unit) && !(layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE)) {
-      // The part of the piece that fn leaves alone must be stored back as it was.
-      const OwnedWeights owned = weights_.owned(unit, segment);
-      const uint64_t size = dtype_size(s.dtype);
-      void* weight = nullptr;
-      point(piece, visit_buffer_.at(0), &arrays, &weight);
-      STRATA_RETURN_IF_ERROR(
-          weights_.tier().read(*owned.region, owned.offset + piece.begin * size, piece.count * size, weight, nullptr));
-    }
-    for (Event& e : done) STRATA_RETURN_IF_ERROR(e->wait(std::chrono::nanoseconds(-1)));
-    done.clear();
+    // What fn leaves alone of the piece must be stored back as it was.
+    STRATA_RETURN_IF_ERROR(load(piece, visit_buffer_.at(0), write, nullptr, &done));
+    STRATA_RETURN_IF_ERROR(wait());
     point(piece, visit_buffer_.at(0), &arrays, &args.weight);
     const uint64_t here = std::min(end, piece.begin + piece.count) - first;
     const strata_optim_span span = {first - piece.begin, here, 0, 0};
@@ -157,8 +173,8 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     args.weight_dtype = s.dtype;
     args.state = arrays.data();
     STRATA_RETURN_IF_ERROR(fn(args, first));
-    if (write) STRATA_RETURN_IF_ERROR(store(piece, visit_buffer_.at(0), &done));
-    for (Event& e : done) STRATA_RETURN_IF_ERROR(e->wait(std::chrono::nanoseconds(-1)));
+    if (write) STRATA_RETURN_IF_ERROR(store(piece, visit_buffer_.at(0), nullptr, &done));
+    STRATA_RETURN_IF_ERROR(wait());
     first += here;
   }
   return Ok();

@@ -52,6 +52,8 @@ class Work {
   static Work ending_at(const Marker& end);
   explicit operator bool() const { return static_cast<bool>(state_); }
 
+  // For a call that sets an event when the host part is done; there is no device part then.
+  strata_event* event() const { return state_->event.get(); }
   // For who does it: once.
   void enqueued(const Marker& end);
   void failed(const Status& status);

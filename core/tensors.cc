@@ -19,7 +19,8 @@ Tensors::Tensors(const Registry& registry, const Layout& layout, const Device& d
 
 Status Tensors::allocate() {
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, kPieceBytes, &staging_).during("tensor staging"));
-  return Memory::on_device(device_, kPieceBytes, &native_).during("tensor staging");
+  STRATA_RETURN_IF_ERROR(Memory::on_device(device_, kPieceBytes, &native_).during("tensor staging"));
+  return Memory::shared_with_host(device_, kPieceBytes, &host_).during("tensor staging");
 }
 
 std::vector<Tensors::Piece> Tensors::cut(const Param& p) const {
@@ -111,40 +112,47 @@ Status Tensors::keep(const Param& p, const Piece& piece) {
   const char* from = staging_.at((part.begin - piece.segment.begin) * sizeof(float));
   const uint64_t first = part.begin - owned.begin;
   if (s.trainable && states_.canonical_index(s, "master") >= 0) {
-    return import_piece(p.home, p.segment, "master", first, part.size(), from);
+    STRATA_RETURN_IF_ERROR(device_.copy(host_.at(0), from, part.size() * sizeof(float)));
+    return import_owned(p.home, p.segment, "master", first, part.size(), host_.at(0));
   }
   STRATA_RETURN_IF_ERROR(device_.cast(native_.at(0), s.dtype, from, STRATA_F32, part.size(), STRATA_ROUND_AWAY));
-  return import_weight(p.home, p.segment, first, part.size(), native_.at(0));
+  STRATA_RETURN_IF_ERROR(device_.copy(host_.at(0), native_.at(0), part.size() * dtype_size(s.dtype)));
+  return import_weight(p.home, p.segment, first, part.size(), host_.at(0));
 }
 
-Status Tensors::import_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
-                             const char* in) {
-  if (array == "weight") return import_weight(unit, segment, first, count, in);
-  const Segment& s = layout_.units[unit].segments[segment];
-  const int index = s.trainable ? states_.canonical_index(s, array) : -1;
-  if (index < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
-  return states_.visit(unit, segment, first, count, true, [&](const strata_optim_args& args, uint64_t at) {
-    return optimizer_.import_array(args, static_cast<uint32_t>(index),
-                                   reinterpret_cast<const float*>(in) + (at - first));
-  });
-}
-
-// Calls fn(begin, elements) for pieces that fit the staging buffers.
+// Calls fn(begin, elements) for pieces of fp32 that fit the staging buffers.
 template <class Fn>
-Status Tensors::in_pieces(uint64_t count, uint64_t element_size, Fn fn) {
-  const uint64_t most = kPieceBytes / element_size;
+Status Tensors::in_pieces(uint64_t count, Fn fn) {
+  const uint64_t most = kPieceBytes / sizeof(float);
   for (uint64_t at = 0; at < count; at += most) STRATA_RETURN_IF_ERROR(fn(at, std::min(most, count - at)));
+  return Ok();
+}
+
+Status Tensors::find_array(uint32_t unit, uint32_t segment, const std::string& array, uint32_t* index) const {
+  const Segment& s = layout_.units[unit].segments[segment];
+  const int found = s.trainable ? states_.canonical_index(s, array) : -1;
+  if (found < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
+  *index = static_cast<uint32_t>(found);
   return Ok();
 }
 
 Status Tensors::import_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
                              const void* in) {
   const auto* from = static_cast<const char*>(in);
-  if (!device_.is_asynchronous()) return import_piece(unit, segment, array, first, count, from);
-  const uint64_t size = array == "weight" ? dtype_size(layout_.units[unit].segments[segment].dtype) : sizeof(float);
-  return in_pieces(count, size, [&](uint64_t at, uint64_t n) {
-    STRATA_RETURN_IF_ERROR(device_.copy(native_.at(0), from + at * size, n * size));
-    return import_piece(unit, segment, array, first + at, n, native_.at(0));
+  if (array == "weight") return import_weight(unit, segment, first, count, from);
+  uint32_t index = 0;
+  STRATA_RETURN_IF_ERROR(find_array(unit, segment, array, &index));
+  if (states_.on_host()) return import_array(unit, segment, index, first, count, from);
+  return in_pieces(count, [&](uint64_t at, uint64_t n) {
+    STRATA_RETURN_IF_ERROR(device_.copy(native_.at(0), from + at * sizeof(float), n * sizeof(float)));
+    return import_array(unit, segment, index, first + at, n, native_.at(0));
+  });
+}
+
+Status Tensors::import_array(uint32_t unit, uint32_t segment, uint32_t index, uint64_t first, uint64_t count,
+                             const char* values) {
+  return states_.visit(unit, segment, first, count, true, [&](const strata_optim_args& args, uint64_t at) {
+    return optimizer_.import_array(args, index, reinterpret_cast<const float*>(values) + (at - first));
   });
 }
 
@@ -183,7 +191,8 @@ Status Tensors::read(uint32_t param, const std::string& array, const strata_tens
     const Range owned = layout_.owned(s), part = intersect(owned, piece.segment);
     if (part.size() == piece.segment.size()) {
       STRATA_RETURN_IF_ERROR(
-          export_piece(p.home, p.segment, array, part.begin - owned.begin, part.size(), staging_.at(0)));
+          export_owned(p.home, p.segment, array, part.begin - owned.begin, part.size(), host_.at(0)));
+      STRATA_RETURN_IF_ERROR(device_.copy(staging_.at(0), host_.at(0), part.size() * dtype_size(dtype)));
     }
     if (layout_.stage > 0) STRATA_RETURN_IF_ERROR(broadcast(p, piece, dtype, piece.owner));
     char* to = static_cast<char*>(out.data) + piece.begin * dtype_size(out.dtype);
@@ -197,27 +206,32 @@ Status Tensors::read(uint32_t param, const std::string& array, const strata_tens
 Status Tensors::export_owned(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
                              void* out) {
   auto* to = static_cast<char*>(out);
-  if (!device_.is_asynchronous()) return export_piece(unit, segment, array, first, count, to);
-  const uint64_t size = array == "weight" ? dtype_size(layout_.units[unit].segments[segment].dtype) : sizeof(float);
-  return in_pieces(count, size, [&](uint64_t at, uint64_t n) {
-    STRATA_RETURN_IF_ERROR(export_piece(unit, segment, array, first + at, n, native_.at(0)));
-    return device_.copy(to + at * size, native_.at(0), n * size);
+  if (array == "weight") return export_weight(unit, segment, first, count, to);
+  if (array == "grad") return export_grad(unit, segment, first, count, to);
+  uint32_t index = 0;
+  STRATA_RETURN_IF_ERROR(find_array(unit, segment, array, &index));
+  if (states_.on_host()) return export_array(unit, segment, index, first, count, to);
+  return in_pieces(count, [&](uint64_t at, uint64_t n) {
+    STRATA_RETURN_IF_ERROR(export_array(unit, segment, index, first + at, n, native_.at(0)));
+    return device_.copy(to + at * sizeof(float), native_.at(0), n * sizeof(float));
   });
 }
 
-Status Tensors::export_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
-                             char* out) {
-  const Segment& s = layout_.units[unit].segments[segment];
-  if (array == "weight") return export_weight(unit, segment, first, count, out);
-  if (array == "grad") {
-    const strata_dtype dtype = gradients_.owned_dtype(s);
-    return device_.cast(out, STRATA_F32, gradients_.owned(unit, segment) + first * dtype_size(dtype), dtype, count,
-                        STRATA_ROUND_EVEN);
-  }
-  const int index = s.trainable ? states_.canonical_index(s, array) : -1;
-  if (index < 0) return {STRATA_NOT_FOUND, "segment " + s.name + " has no array \"" + array + "\""};
+Status Tensors::export_array(uint32_t unit, uint32_t segment, uint32_t index, uint64_t first, uint64_t count,
+                             char* values) {
   return states_.visit(unit, segment, first, count, false, [&](const strata_optim_args& args, uint64_t at) {
-    return optimizer_.export_array(args, static_cast<uint32_t>(index), reinterpret_cast<float*>(out) + (at - first));
+    return optimizer_.export_array(args, index, reinterpret_cast<float*>(values) + (at - first));
+  });
+}
+
+// Widened on the device, wherever the reduced gradient lies.
+Status Tensors::export_grad(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out) {
+  const strata_dtype dtype = gradients_.owned_dtype(layout_.units[unit].segments[segment]);
+  const char* from = gradients_.owned(unit, segment) + first * dtype_size(dtype);
+  return in_pieces(count, [&](uint64_t at, uint64_t n) {
+    STRATA_RETURN_IF_ERROR(device_.copy(native_.at(0), from + at * dtype_size(dtype), n * dtype_size(dtype)));
+    STRATA_RETURN_IF_ERROR(device_.cast(staging_.at(0), STRATA_F32, native_.at(0), dtype, n, STRATA_ROUND_EVEN));
+    return device_.copy(out + at * sizeof(float), staging_.at(0), n * sizeof(float));
   });
 }
 

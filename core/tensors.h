@@ -2,8 +2,8 @@
 //
 // All ranks walk the same pieces: a piece lies in one owner's slice and fits the staging buffer. Writing broadcasts
 // the root's values; each rank keeps what it owns, and everybody the weight where it is kept whole. Reading
-// broadcasts from the owner. Values are staged on the device, beside them the host's in its own dtype. Runs with no
-// update under way; host thread.
+// broadcasts from the owner. Values travel through staging memory on the device, and beside it through the host's, from
+// where what lies in host memory is reached. Runs with no update under way; host thread.
 #pragma once
 
 #include "core/comm_queue.h"
@@ -17,7 +17,7 @@ class Tensors {
   Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
           const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients, States& states);
 
-  static constexpr uint64_t kPieceBytes = 4u << 20, kStagingBytes = 2 * kPieceBytes;
+  static constexpr uint64_t kPieceBytes = 4u << 20, kStagingBytes = 2 * kPieceBytes;  // and one on the host
   Status allocate();
 
   // This rank's part of the arguments; all ranks agree on the answers before any of them starts.
@@ -46,15 +46,16 @@ class Tensors {
   Status check_tensor(const Param& p, const strata_tensor& t, bool fp32_only) const;
   Status broadcast(const Param& p, const Piece& piece, strata_dtype dtype, int root);
   Status keep(const Param& p, const Piece& piece);
-  // The same with device memory for the values.
-  Status export_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
-                      char* out);
-  Status import_piece(uint32_t unit, uint32_t segment, const std::string& array, uint64_t first, uint64_t count,
-                      const char* in);
+  // The same for one array whose update runs where `values` lie.
+  Status export_array(uint32_t unit, uint32_t segment, uint32_t index, uint64_t first, uint64_t count, char* values);
+  Status import_array(uint32_t unit, uint32_t segment, uint32_t index, uint64_t first, uint64_t count,
+                      const char* values);
   Status export_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out);
   Status import_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const char* in);
+  Status export_grad(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out);
+  Status find_array(uint32_t unit, uint32_t segment, const std::string& array, uint32_t* index) const;
   template <class Fn>
-  Status in_pieces(uint64_t count, uint64_t element_size, Fn fn);
+  Status in_pieces(uint64_t count, Fn fn);
 
   const Registry& registry_;
   const Layout& layout_;
@@ -67,6 +68,7 @@ class Tensors {
   States& states_;
   Memory staging_;  // what travels between ranks
   Memory native_;   // the same in the host's dtype
+  Memory host_;     // the same in host memory
 };
 
 }  // namespace strata

@@ -74,6 +74,12 @@ Status Tier::read(const Region& region, uint64_t offset, uint64_t bytes, void* b
   return move(false, region, offset, bytes, buffer, done);
 }
 
+Status Tier::to_device(const Region& region, const Device& device, void* to, const strata_stream* stream) const {
+  if (!region.address_) return read(region, 0, region.bytes_, to, nullptr);
+  add(counters_->tier_read[kind_], region.bytes_);
+  return device.copy(to, region.address_, region.bytes_, stream);
+}
+
 Status Tier::write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer,
                    strata_event* done) const {
   add(counters_->tier_write[kind_], bytes);

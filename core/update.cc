@@ -52,7 +52,7 @@ Status Updater::allocate() {
   STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, 2 * sizeof(Factors), &factors_).during("update factors"));
   const uint64_t each = buffer_bytes() / kBuffers;
   for (Memory& buffer : buffers_) {
-    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, each, &buffer).during("update buffers"));
+    STRATA_RETURN_IF_ERROR(states_.memory_for_updates(each, &buffer).during("update buffers"));
   }
   return Ok();
 }
@@ -165,23 +165,26 @@ Status Updater::cut(UpdateJob& job, std::vector<Part>* parts) const {
   return Ok();
 }
 
+// Whether the host itself writes the unit's weights: into memory, or into a tier. Otherwise work on the stream does.
+bool Updater::writes_from_host(uint32_t unit) const { return states_.on_host() && !weights_.on_device(unit); }
+
 Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
-  std::vector<Event> reads[kBuffers], writes[kBuffers];
-  auto wait = [this](std::vector<Event>& events) {
-    for (Event& e : events) STRATA_RETURN_IF_ERROR(e->wait(deadline_));
-    events.clear();
+  std::vector<Work> reads[kBuffers], writes[kBuffers];
+  auto wait = [this](std::vector<Work>& all) {
+    for (const Work& work : all) STRATA_RETURN_IF_ERROR(work.before(nullptr, deadline_));
+    all.clear();
     return Ok();
   };
   auto begin_read = [&](size_t i) {
     const size_t b = i % kBuffers;
     STRATA_RETURN_IF_ERROR(wait(writes[b]));
-    return states_.load(parts[i].piece, buffers_[b].at(0), &reads[b]);
+    return states_.load(parts[i].piece, buffers_[b].at(0), false, stream_.c(), &reads[b]);
   };
   auto drain = [&](Status status) {
     // Buffers must not be reused or freed while a transfer is under way.
     for (size_t b = 0; b < kBuffers; ++b) {
-      for (auto* events : {&reads[b], &writes[b]}) {
-        Status s = wait(*events);
+      for (auto* transfers : {&reads[b], &writes[b]}) {
+        Status s = wait(*transfers);
         if (status.ok()) status = s;
       }
     }
@@ -193,15 +196,15 @@ Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
     const Part& part = parts[i];
     Status status = i + 1 < parts.size() ? begin_read(i + 1) : Ok();
     for (const Work& reader : std::exchange(job.after[part.position], {})) {
-      if (status.ok()) status = reader.before(stream_.c(), deadline_);
+      if (status.ok()) status = reader.before(writes_from_host(part.piece.unit) ? nullptr : stream_.c(), deadline_);
     }
     if (status.ok()) status = wait(reads[b]);
     if (status.ok()) status = update(job, part.piece, buffers_[b].at(0));
-    if (status.ok()) status = states_.store(part.piece, buffers_[b].at(0), &writes[b]);
+    if (status.ok()) status = states_.store(part.piece, buffers_[b].at(0), stream_.c(), &writes[b]);
     // Weights in a tier that is not addressable are new when they are written.
     if (status.ok() && part.last && !weights_.addressable(part.piece.unit)) {
-      for (auto& events : writes) {
-        if (status.ok()) status = wait(events);
+      for (auto& transfers : writes) {
+        if (status.ok()) status = wait(transfers);
       }
     }
     if (!status.ok()) {
@@ -246,7 +249,7 @@ Status Updater::update(const UpdateJob& job, const States::Piece& piece, char* b
   const Factors& factors = reinterpret_cast<const Factors*>(factors_.at(0))[job.step % 2];
   args.grad_scale = &factors.grad_scale;
   args.apply = &factors.apply;
-  args.stream = stream_.c();
+  args.stream = states_.on_host() ? nullptr : stream_.c();
   STRATA_RETURN_IF_ERROR(optimizer_.step(args));
   add(counters_.updated_elements, elements);
   if (states_.tier().kind() != kDeviceTier && weights_.tier().kind() == kDeviceTier) {

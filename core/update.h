@@ -57,6 +57,7 @@ class Updater {
   Status skip(UpdateJob& job);
   Status finish(UpdateJob& job, const Status& status);
   Status cut(UpdateJob& job, std::vector<Part>* parts) const;
+  bool writes_from_host(uint32_t unit) const;
   Status pipeline(UpdateJob& job, const std::vector<Part>& parts);
   Status update(const UpdateJob& job, const States::Piece& piece, char* buffer);
   Status scalars(const UpdateJob& job, uint32_t group, uint32_t unit, uint32_t* set);

@@ -345,8 +345,8 @@ void Weights::submit_gather(uint32_t unit) {
   char* full = full_buffer(unit);
   char* shard = from_tier ? (alone ? full : staging_.at(0)) : slot.memory.at(0);
   if (from_tier) {
-    op.prepare = [this, shard, region = &slot.region](const strata_stream*) {
-      return tier_.read(*region, 0, region->bytes(), shard, nullptr);
+    op.prepare = [this, shard, region = &slot.region](const strata_stream* stream) {
+      return tier_.to_device(*region, device_, shard, stream);
     };
   }
   for (uint32_t i = 0; i < u.segments.size() && !alone; ++i) {

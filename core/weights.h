@@ -75,6 +75,8 @@ class Weights {
   OwnedWeights owned(uint32_t unit, uint32_t segment) const;
   // Whether owned() will have an address: known before anything is allocated.
   bool addressable(uint32_t unit) const { return !sharded(unit) || tier_.addressable(); }
+  // Whether that address is device memory.
+  bool on_device(uint32_t unit) const { return !sharded(unit) || !offloaded(); }
   // The full buffer of a whole unit's segment.
   char* whole(uint32_t unit, uint32_t segment) const;
   const Tier& tier() const { return tier_; }

@@ -3,9 +3,11 @@
 // Conversions are those of libs/numbers, or an instruction that is defined to give the same (binary16 to nearest even
 // and back). Compiled without contraction and without flush to zero (strata_add_cuda_kernels).
 //
-// One thread takes eight elements that lie together: one 16-byte access for 16-bit types, two for fp32. That needs
-// addresses at multiples of 16; what stands before and behind them, and everything where source and destination never
-// get there at the same element, goes one by one. Blocks are short and many: the device spreads them evenly itself.
+// A thread takes two times four elements, and the 32 threads of a warp take neighbouring fours: every access of a warp
+// is one piece of memory without gaps, and a thread has two of each array under way. Accesses of 16 bytes, 8 for 16-bit
+// types, need addresses at multiples of that; what stands before and behind, and everything where source and
+// destination never get there at the same element, goes one by one. Blocks are short and many: the device spreads them
+// evenly itself.
 #include <algorithm>
 
 #include "kernels.h"
@@ -17,7 +19,9 @@ namespace {
 using namespace strata::numbers;
 
 constexpr unsigned kThreads = 256;
-constexpr unsigned kTogether = 8;
+constexpr unsigned kTogether = 4;
+constexpr unsigned kSpread = 32 * kTogether;  // from a thread's first four to its second
+constexpr unsigned kGroup = 2 * kSpread;      // elements of a warp
 constexpr uint64_t kMaxBlocks = 0x7FFFFFFF;
 
 STRATA_HOST_DEVICE constexpr size_t size_of(strata_dtype dtype) { return dtype == STRATA_F32 ? 4 : 2; }
@@ -46,44 +50,26 @@ __device__ uint32_t narrow(float value) {
   }
 }
 
-// `kBytes` from an address that is a multiple of 16, or of kBytes where that is less.
-template <int kBytes>
-__device__ void load_words(const char* p, uint32_t (&words)[kBytes / 4]) {
-  if constexpr (kBytes == 8) {
-    const uint2 w = *reinterpret_cast<const uint2*>(p);
-    words[0] = w.x, words[1] = w.y;
+// Four elements from an address that is a multiple of four elements.
+template <strata_dtype D>
+__device__ void load(const char* p, float (&x)[kTogether]) {
+  if constexpr (D == STRATA_F32) {
+    const uint4 w = *reinterpret_cast<const uint4*>(p);
+    x[0] = widen<D>(w.x), x[1] = widen<D>(w.y), x[2] = widen<D>(w.z), x[3] = widen<D>(w.w);
   } else {
-#pragma unroll
-    for (int k = 0; k < kBytes / 16; ++k) {
-      const uint4 w = reinterpret_cast<const uint4*>(p)[k];
-      words[4 * k] = w.x, words[4 * k + 1] = w.y, words[4 * k + 2] = w.z, words[4 * k + 3] = w.w;
-    }
+    const uint2 w = *reinterpret_cast<const uint2*>(p);
+    x[0] = widen<D>(w.x & 0xFFFFu), x[1] = widen<D>(w.x >> 16);
+    x[2] = widen<D>(w.y & 0xFFFFu), x[3] = widen<D>(w.y >> 16);
   }
 }
 
-template <strata_dtype D, int N>
-__device__ void load(const char* p, float (&x)[N]) {
-  uint32_t words[N * size_of(D) / 4];
-  load_words<N * size_of(D)>(p, words);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if constexpr (D == STRATA_F32) x[i] = widen<D>(words[i]);
-    if constexpr (D != STRATA_F32) x[i] = widen<D>(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xFFFFu);
-  }
-}
-
-template <strata_dtype D, strata_rounding R, int N>
-__device__ void store(char* p, const float (&x)[N]) {
-  uint32_t words[N * size_of(D) / 4];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const uint32_t raw = narrow<D, R>(x[i]);
-    if constexpr (D == STRATA_F32) words[i] = raw;
-    if constexpr (D != STRATA_F32) words[i / 2] = i % 2 ? words[i / 2] | raw << 16 : raw;
-  }
-#pragma unroll
-  for (int k = 0; k < int{sizeof(words)} / 16; ++k) {
-    reinterpret_cast<uint4*>(p)[k] = {words[4 * k], words[4 * k + 1], words[4 * k + 2], words[4 * k + 3]};
+template <strata_dtype D, strata_rounding R>
+__device__ void store(char* p, const float (&x)[kTogether]) {
+  const uint32_t raw[] = {narrow<D, R>(x[0]), narrow<D, R>(x[1]), narrow<D, R>(x[2]), narrow<D, R>(x[3])};
+  if constexpr (D == STRATA_F32) {
+    *reinterpret_cast<uint4*>(p) = make_uint4(raw[0], raw[1], raw[2], raw[3]);
+  } else {
+    *reinterpret_cast<uint2*>(p) = make_uint2(raw[0] | raw[1] << 16, raw[2] | raw[3] << 16);
   }
 }
 
@@ -113,32 +99,39 @@ __device__ void store_one(char* p, float value) {
 
 // --- one element after the other --------------------------------------------------------------------------------
 
-// What a kernel of `each` works on; an operation adds eight(i) and one(i), for elements from i on.
+// What a kernel of `each` works on. An operation adds take(i) and put(i, four), for four elements from i on, and
+// one(i). Everything is taken before anything is put: the compiler cannot know that arrays do not overlap.
 struct Operands {
   char* dst;
   const char* src;
 };
 
+struct Four {
+  float x[kTogether];
+};
+
 template <strata_dtype S, strata_dtype D, strata_rounding R>
 struct Cast : Operands {
-  __device__ void eight(uint64_t i) const {
-    float x[kTogether];
-    load<S>(src + i * size_of(S), x);
-    store<D, R>(dst + i * size_of(D), x);
+  __device__ Four take(uint64_t i) const {
+    Four four;
+    load<S>(src + i * size_of(S), four.x);
+    return four;
   }
+  __device__ void put(uint64_t i, const Four& four) const { store<D, R>(dst + i * size_of(D), four.x); }
   __device__ void one(uint64_t i) const { store_one<D, R>(dst + i * size_of(D), load_one<S>(src + i * size_of(S))); }
 };
 
 template <strata_dtype S>
 struct Accumulate : Operands {
-  __device__ void eight(uint64_t i) const {
-    float sum[kTogether], x[kTogether];
-    load<STRATA_F32>(dst + i * 4, sum);
-    load<S>(src + i * size_of(S), x);
+  __device__ Four take(uint64_t i) const {
+    Four sum, four;
+    load<STRATA_F32>(dst + i * 4, sum.x);
+    load<S>(src + i * size_of(S), four.x);
 #pragma unroll
-    for (unsigned k = 0; k < kTogether; ++k) sum[k] = sum[k] + x[k];
-    store<STRATA_F32, STRATA_ROUND_EVEN>(dst + i * 4, sum);
+    for (unsigned k = 0; k < kTogether; ++k) sum.x[k] = sum.x[k] + four.x[k];
+    return sum;
   }
+  __device__ void put(uint64_t i, const Four& four) const { store<STRATA_F32, STRATA_ROUND_EVEN>(dst + i * 4, four.x); }
   __device__ void one(uint64_t i) const {
     store_one<STRATA_F32, STRATA_ROUND_EVEN>(dst + i * 4,
                                              load_one<STRATA_F32>(dst + i * 4) + load_one<S>(src + i * size_of(S)));
@@ -150,22 +143,30 @@ struct FindNonfinite : Operands {  // dst is one index, not an array
   __device__ void check(uint64_t i, float x) const {
     if ((__float_as_uint(x) & kInf32) == kInf32) atomicMin(reinterpret_cast<unsigned long long*>(dst), i);
   }
-  __device__ void eight(uint64_t i) const {
-    float x[kTogether];
-    load<S>(src + i * size_of(S), x);
+  __device__ Four take(uint64_t i) const {
+    Four four;
+    load<S>(src + i * size_of(S), four.x);
+    return four;
+  }
+  __device__ void put(uint64_t i, const Four& four) const {
 #pragma unroll
-    for (unsigned k = 0; k < kTogether; ++k) check(i + k, x[k]);
+    for (unsigned k = 0; k < kTogether; ++k) check(i + k, four.x[k]);
   }
   __device__ void one(uint64_t i) const { check(i, load_one<S>(src + i * size_of(S))); }
 };
 
-// `groups` of eight elements from `head` on; what is before and behind them goes one by one.
+// `groups` of a warp's elements from `head` on; what is before and behind them goes one by one.
 template <class Operation>
 __global__ void __launch_bounds__(kThreads) each(Operands operands, uint64_t head, uint64_t groups, uint64_t count) {
   const Operation operation{operands};
   const uint64_t thread = uint64_t{blockIdx.x} * kThreads + threadIdx.x, threads = uint64_t{gridDim.x} * kThreads;
-  for (uint64_t g = thread; g < groups; g += threads) operation.eight(head + g * kTogether);
-  const uint64_t together = groups * kTogether;
+  for (uint64_t t = thread; t < groups * 32; t += threads) {
+    const uint64_t i = head + t / 32 * kGroup + t % 32 * kTogether;
+    const Four first = operation.take(i), second = operation.take(i + kSpread);
+    operation.put(i, first);
+    operation.put(i + kSpread, second);
+  }
+  const uint64_t together = groups * kGroup;
   for (uint64_t i = thread; i < count - together; i += threads) operation.one(i < head ? i : i + together);
 }
 
@@ -174,13 +175,15 @@ const void* kernel_of() {
   return reinterpret_cast<const void*>(each<Operation>);
 }
 
-// The first element at which all of the pointers are multiples of 16; `count` where there is none.
+// Whether element `i` of an array begins at a multiple of four elements.
+bool aligned_at(const void* array, size_t size, uint64_t i) {
+  return (reinterpret_cast<uintptr_t>(array) + i * size) % (kTogether * size) == 0;
+}
+
+// The first element from which four can be taken together in all arrays; `count` where there is none.
 uint64_t head_of(const Operands& o, size_t dst_size, size_t src_size, uint64_t count) {
   for (uint64_t i = 0; i < std::min<uint64_t>(kTogether, count); ++i) {
-    if ((reinterpret_cast<uintptr_t>(o.dst) + i * dst_size) % 16 == 0 &&
-        (reinterpret_cast<uintptr_t>(o.src) + i * src_size) % 16 == 0) {
-      return i;
-    }
+    if ((dst_size == 0 || aligned_at(o.dst, dst_size, i)) && aligned_at(o.src, src_size, i)) return i;
   }
   return count;
 }
@@ -189,10 +192,9 @@ uint64_t head_of(const Operands& o, size_t dst_size, size_t src_size, uint64_t c
 cudaError_t launch_each(const void* kernel, Operands o, size_t dst_size, size_t src_size, uint64_t count,
                         cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
-  const Operands arrays = {dst_size ? o.dst : nullptr, o.src};
-  uint64_t head = head_of(arrays, dst_size, src_size, count);
-  uint64_t groups = (count - head) / kTogether;
-  const uint64_t work = std::max(groups, count - groups * kTogether);
+  uint64_t head = head_of(o, dst_size, src_size, count);
+  uint64_t groups = (count - head) / kGroup;
+  const uint64_t work = std::max(groups * 32, count - groups * kGroup);
   const uint64_t blocks = std::min((work - 1) / kThreads + 1, kMaxBlocks);
   void* args[] = {&o, &head, &groups, &count};
   return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), args, 0, stream);

@@ -216,7 +216,7 @@ cudaError_t load_kernels() {
 
 cudaError_t launch_step(Grad grad, Form form, const Job& job, uint64_t tiles, cudaStream_t stream) {
   if (tiles == 0) return cudaSuccess;
-  if (tiles > kMaxBlocks) return cudaErrorInvalidConfiguration;  // 4.4e12 elements: beyond any memory
+  if (tiles > kMaxBlocks) return cudaErrorInvalidConfiguration;  // 2.2e12 elements: beyond any memory
   void* args[] = {const_cast<Job*>(&job)};
   return cudaLaunchKernel(step_kernels[grad][form], dim3(static_cast<unsigned>(tiles)), dim3(kThreads), args, 0,
                           stream);

@@ -12,8 +12,9 @@
 
 namespace strata::adamw {
 
-// Elements per thread block. Tiles lie at multiples of this in the slice, so a span's first and last may be cut short.
-inline constexpr uint64_t kTile = 2048;
+// Elements per thread block: four per thread. Tiles lie at multiples of this in the slice, so a span's first and last
+// may be cut short.
+inline constexpr uint64_t kTile = 1024;
 inline constexpr unsigned kUsedScalars = 6;  // ScalarIndex
 
 // A span as a range of tiles: tile b belongs to the last span whose first_tile is not above b.

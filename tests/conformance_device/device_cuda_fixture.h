@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -15,6 +17,13 @@
 #include "tests/support/plugin_fixture.h"
 
 namespace strata::test {
+
+// Runs tests of this program once more, in a process of their own with `variable` ("NAME=value") set. 0: they passed.
+inline int run_alone(const std::string& variable, const std::string& filter) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string command = variable + " timeout 120 '" + self + "' --gtest_filter='" + filter + "' >&2";
+  return std::system(command.c_str());
+}
 
 class CudaTest : public testing::Test {
  protected:

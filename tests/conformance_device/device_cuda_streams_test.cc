@@ -87,6 +87,27 @@ TEST_F(CudaStreams, AnEventIsSetWhenTheWorkBeforeItIsDone) {
   sync->release(idle);
 }
 
+// A device's error is for ever, so this test runs itself in a process of its own.
+TEST_F(CudaStreams, ADevicesErrorReachesTheEventBehindIt) {
+  if (!std::getenv("STRATA_TEST_BREAK_GPU")) {
+    EXPECT_EQ(run_alone("STRATA_TEST_BREAK_GPU=1", "*ADevicesErrorReachesTheEvent*"), 0);
+    return;
+  }
+  const strata_stream work = stream();
+  char* memory = alloc(kBytes);
+  strata_event* event = sync->create(rank.host.c()->ctx);
+  long_work(memory, 1, work);
+  constexpr uint64_t kBeyond = uint64_t{1} << 34;  // elements: far past everything that is mapped
+  ASSERT_EQ(api->cast(device, memory, STRATA_F32, memory, STRATA_F32, kBeyond, STRATA_ROUND_EVEN, &work), STRATA_OK);
+  ASSERT_EQ(api->stream_record(device, &work, event), STRATA_OK);
+  ASSERT_EQ(sync->wait(event, 60'000'000'000), STRATA_INTERNAL);
+  EXPECT_THAT(reason(STRATA_INTERNAL), HasSubstr("device_cuda: work of a stream: cudaError"));
+  sync->release(event);
+  EXPECT_EQ(api->fill(device, memory, 2, kBytes, &work), STRATA_INTERNAL);
+  EXPECT_THAT(reason(STRATA_INTERNAL), HasSubstr("cudaError"));
+  EXPECT_EQ(api->stream_wait_host(device, &work), STRATA_INTERNAL);
+}
+
 TEST_F(CudaStreams, CopiesGoBothWaysAtOnce) {
   const strata_stream up = stream(), down = stream();
   char *a = alloc(kBytes), *b = alloc(kBytes), *in = alloc_pinned(kBytes), *out = alloc_pinned(kBytes);

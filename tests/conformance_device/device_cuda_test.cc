@@ -2,9 +2,6 @@
 // those of device_host, bit by bit, over millions of patterns and beyond 2^32 elements.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-
 #include "device_cuda_fixture.h"
 
 namespace strata::test {
@@ -41,9 +38,7 @@ TEST(DeviceCudaOpen, ShowsTheVariableThatHidesEveryGpu) {
     EXPECT_THAT(open_fails(0), AnyOf(HasSubstr("driver"), HasSubstr("CUDA_VISIBLE_DEVICES=\"-1\"")));
     return;
   }
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
-  const std::string command = "CUDA_VISIBLE_DEVICES=-1 '" + self + "' --gtest_filter='*ShowsTheVariable*' >/dev/null";
-  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(run_alone("CUDA_VISIBLE_DEVICES=-1", "*ShowsTheVariable*"), 0);
 }
 
 TEST(DeviceCudaOpen, RefusesBudgetsBelowZero) {
@@ -203,6 +198,46 @@ TEST_F(CudaBits, SumsAreTheHostsForMillionsOfPatterns) {
       ASSERT_EQ(std::memcmp(pinned, want.data(), want.size() * 8), 0) << from;
       ASSERT_EQ(api->square_sums(device, src, from, kCount, pageable.data(), nullptr), STRATA_OK);
       ASSERT_EQ(std::memcmp(pageable.data(), want.data(), want.size() * 8), 0) << from;
+    }
+  }
+}
+
+// Arrays that begin at any multiple of their elements, so that fours of elements come together late or never, of sizes
+// around the pieces that a warp takes. What lies beside them stays as it was.
+TEST_F(CudaBits, WhereTheArraysBeginNeverShows) {
+  constexpr uint64_t kRoom = 4096;
+  char *src = alloc(kRoom), *dst = alloc(kRoom);
+  const std::vector<char> values = any_bits(1 << 18, 5), before = any_bits(1 << 18, 6);
+  const std::vector<char> here(values.end() - kRoom, values.end()), was(before.end() - kRoom, before.end());
+  put(src, here);
+  for (const strata_dtype from : kFloats) {
+    for (const strata_dtype to : kFloats) {
+      for (uint64_t place = 0; place < 25; ++place) {
+        const uint64_t skip = place % 5 * bytes_of(from), at = place / 5 * bytes_of(to);
+        for (const uint64_t count : {1, 3, 255, 256, 257, 259, 260, 511, 515, 900}) {
+          std::vector<char> want = was;
+          put(dst, was);
+          ASSERT_EQ(host_api->cast(host_device, want.data() + at, to, here.data() + skip, from, count,
+                                   STRATA_ROUND_AWAY, nullptr),
+                    STRATA_OK);
+          ASSERT_EQ(api->cast(device, dst + at, to, src + skip, from, count, STRATA_ROUND_AWAY, nullptr), STRATA_OK);
+          ASSERT_TRUE(get<char>(dst, kRoom) == want) << from << " to " << to << " at " << place << ", " << count;
+          int64_t host_index = 0, index = 0;
+          ASSERT_EQ(host_api->find_nonfinite(host_device, here.data() + skip, from, count, &host_index, nullptr),
+                    STRATA_OK);
+          ASSERT_EQ(api->find_nonfinite(device, src + skip, from, count, &index, nullptr), STRATA_OK);
+          ASSERT_EQ(index, host_index) << from << " at " << place << ", " << count;
+          if (to != STRATA_F32) continue;
+          want = was;
+          put(dst, was);
+          ASSERT_EQ(host_api->accumulate(host_device, reinterpret_cast<float*>(want.data() + at), here.data() + skip,
+                                         from, count, nullptr),
+                    STRATA_OK);
+          ASSERT_EQ(api->accumulate(device, reinterpret_cast<float*>(dst + at), src + skip, from, count, nullptr),
+                    STRATA_OK);
+          ASSERT_TRUE(get<char>(dst, kRoom) == want) << from << " added at " << place << ", " << count;
+        }
+      }
     }
   }
 }

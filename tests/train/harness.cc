@@ -70,8 +70,9 @@ std::string manifest_of(const Trial& t) {
     << "deadline_seconds = 20\nthreads = 1\nlog_level = \"warn\"\n";
   if (t.gpu_delay_us >= 0) {
     s << "[plugins]\npath = [\"" << STRATA_TEST_PLUGIN_DIR << "\"]\n"
-      << "device = \"gpu_sim\"\ncollective = \"gpu_sim\"\noptimizer = \"gpu_sim\"\n"
-      << "[plugin.gpu_sim]\ndelay_us = " << t.gpu_delay_us << "\n";
+      << "device = \"gpu_sim\"\ncollective = \"gpu_sim\"\n";
+    if (t.offload_optimizer == "none") s << "optimizer = \"gpu_sim\"\n";
+    s << "[plugin.gpu_sim]\ndelay_us = " << t.gpu_delay_us << "\n";
   }
   s << "[optimizer]\ntype = \"AdamW\"\n"
     << "[optimizer.params]\nlr = 0.01\nbetas = [0.9, 0.99]\neps = 1e-8\nweight_decay = 0.1\n"

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "tests/train/harness.h"
@@ -101,7 +102,7 @@ TEST(CheckWeights, ChangesNoBits) {
 // -----------------------------------------------------------------------------------------------
 
 // Units whose gradients come in any order, several open at once, while earlier reductions are under way: as long as
-// what is open stays within the cap (a bucket, and two of the largest unit), no order may be refused for want of room.
+// what is being filled stays within two of the largest unit, no order may be refused for want of room.
 TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
   constexpr int kPrograms = 60, kUnits = 6;
   constexpr uint64_t kBucket = 40000;
@@ -133,7 +134,7 @@ TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
         };
         for (uint32_t unit : waiting) {
           const uint64_t more = m.params[unit].numel();
-          while (!open.empty() && (open_elements + more > kBucket + 2 * largest || random() % 3 == 0)) close_one();
+          while (!open.empty() && (open_elements + more > 2 * largest || random() % 3 == 0)) close_one();
           strata_tensor g;
           STRATA_INIT(&g);
           g.data = values.data();
@@ -153,6 +154,75 @@ TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
       ASSERT_EQ(strata_wait(e), STRATA_OK) << last();
     };
     run(t);
+  }
+}
+
+// What a host was refused counts as not given, and nothing else is lost: the step reduces and updates every unit as if
+// the refused calls had not been made, on ranks of which some have no gradients at all.
+TEST(GradientRoom, ARefusedGradientCostsNothingElse) {
+  const Model m = bf16_units(std::vector<int64_t>(10, 8192));
+  const auto body = [&m](bool too_many, Result* out) {
+    return [&m, too_many, out](int rank, strata_engine* e) {
+      ASSERT_EQ(build_model(e, m), "");
+      for (int step = 0; step < 3; ++step) {
+        std::vector<float> values(8192, static_cast<float>(step + 1));
+        const auto give = [&](uint32_t k) {
+          strata_tensor g;
+          STRATA_INIT(&g);
+          g.data = values.data();
+          g.device_type = STRATA_CPU;
+          g.dtype = STRATA_F32;
+          g.ndim = 1;
+          g.shape = m.params[k].shape.data();
+          return strata_grad(e, k, &g, nullptr);
+        };
+        std::vector<bool> given(10, false);
+        for (uint32_t k = 0; k < 10 && rank == 0; ++k) {
+          if (k < 2 || too_many) given[k] = give(k) == STRATA_OK;  // several stay open: the later ones find no room
+        }
+        if (too_many && rank == 0) {
+          EXPECT_FALSE(given[9]);
+        }
+        for (uint32_t k = 0; k < 10; ++k) {  // an order that is not that of the last step
+          const uint32_t unit = (k * 3 + static_cast<uint32_t>(step)) % 10;
+          ASSERT_EQ(strata_grads_done(e, unit), STRATA_OK) << last();
+        }
+        ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+        ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+        ASSERT_EQ(strata_wait(e), STRATA_OK) << last();
+        strata_step_info info;
+        STRATA_INIT(&info);
+        ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+        const double units = static_cast<double>(std::count(given.begin(), given.end(), true));
+        if (rank == 0) {
+          EXPECT_NEAR(info.grad_norm, std::sqrt(units * 8192) * (step + 1) / 2, 1e-6 * info.grad_norm);
+        }
+      }
+      if (rank == 0) {
+        EXPECT_EQ(collect(e, m, out), "");
+      } else {
+        Result ignored;
+        EXPECT_EQ(collect(e, m, &ignored), "");
+      }
+    };
+  };
+  for (int stage : {0, 2, 3}) {
+    Trial t;
+    t.world = 2;
+    t.stage = stage;
+    t.overrides = {"zero_optimization.reduce_bucket_size=4096"};
+    if (stage == 3) t.overrides.push_back("zero_optimization.param_persistence_threshold=0");
+    Result few, many;
+    t.body = body(false, &few);
+    run(t);
+    t.body = body(true, &many);
+    run(t);
+    for (const char* name : {"p0", "p1"}) EXPECT_EQ(few.master[name], many.master[name]) << name << " stage " << stage;
+    // A unit whose gradient was refused keeps its weight and moments.
+    Result untouched;
+    untouched.master["p9"].resize(8192);
+    for (uint64_t i = 0; i < 8192; ++i) untouched.master["p9"][i] = initial_value(9, i);
+    EXPECT_EQ(many.master["p9"], untouched.master["p9"]) << "stage " << stage;
   }
 }
 

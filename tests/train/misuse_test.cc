@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -107,7 +108,7 @@ TEST(CallOrder, GroupRatesAreOnePerGroup) {
 
 TEST(CallOrder, AStructSizeWithinAFieldIsRefused) {
   run_body({}, [](int, strata_engine* e) {
-    for (uint32_t size : {1u, 7u, 9u, 12u, 21u}) {
+    for (uint32_t size : {0u, 1u, 7u, 8u, 9u, 16u, 21u, static_cast<uint32_t>(sizeof(strata_param_args)) - 8}) {
       strata_param_args args;
       STRATA_INIT(&args);
       args.struct_size = size;
@@ -116,6 +117,100 @@ TEST(CallOrder, AStructSizeWithinAFieldIsRefused) {
       EXPECT_TRUE(says("struct_size")) << last();
     }
   });
+}
+
+TEST(CallOrder, ATiedNameCannotContradictItsOwner) {
+  run_body({}, [](int, strata_engine* e) {
+    strata_group_args group;
+    STRATA_INIT(&group);
+    group.lr = 0.5;
+    strata_group other;
+    ASSERT_EQ(strata_add_group(e, &group, &other), STRATA_OK) << last();
+    strata_unit unit;
+    ASSERT_EQ(strata_add_unit(e, "u", &unit), STRATA_OK);
+    const int64_t shape[] = {4};
+    strata_param_args args;
+    STRATA_INIT(&args);
+    args.name = "owner";
+    args.shape = shape;
+    args.ndim = 1;
+    args.dtype = STRATA_F32;
+    strata_param owner, tied;
+    ASSERT_EQ(strata_add_param(e, unit, &args, &owner), STRATA_OK);
+    args.tied = 1;
+    args.tied_to = owner;
+    args.name = "in another group";
+    args.group = other;
+    EXPECT_EQ(strata_add_param(e, unit, &args, &tied), STRATA_INVALID_ARGUMENT);
+    args.group = 0;
+    args.flags = STRATA_PARAM_FROZEN;
+    EXPECT_EQ(strata_add_param(e, unit, &args, &tied), STRATA_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("owner")) << last();
+    args.flags = 0;
+    args.tied = 2;
+    EXPECT_EQ(strata_add_param(e, unit, &args, &tied), STRATA_INVALID_ARGUMENT);
+    args.tied = 1;
+    args.name = "\xff";
+    EXPECT_EQ(strata_add_param(e, unit, &args, &tied), STRATA_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("UTF-8")) << last();
+    EXPECT_EQ(strata_set_meta(e, "note", "\xc3("), STRATA_INVALID_ARGUMENT);
+    EXPECT_EQ(strata_set_meta(e, "note", "\xc3\xa9"), STRATA_OK);
+    EXPECT_EQ(strata_set_meta(e, "note", nullptr), STRATA_OK);
+    const char* value = nullptr;
+    EXPECT_EQ(strata_get_meta(e, "note", &value), STRATA_NOT_FOUND);
+    strata_counters counters;
+    STRATA_INIT(&counters);
+    EXPECT_EQ(strata_get_counters(e, 77, &counters), STRATA_INVALID_ARGUMENT);
+    args.name = "tied";
+    EXPECT_EQ(strata_add_param(e, unit, &args, &tied), STRATA_OK) << last();
+  });
+}
+
+TEST(CallOrder, AGradientHalfWayThroughAccumulationIsNotReadable) {
+  for (int stage : {0, 1, 2}) {
+    Trial t;
+    t.stage = stage;
+    t.micro_batches = 2;
+    run_body(t, [stage](int, strata_engine* e) {
+      const Model m = vectors({300});
+      ASSERT_EQ(build_model(e, m), "");
+      give_gradient(e, m, 0, 1.0f);
+      ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+      std::vector<float> values(300);
+      const strata_tensor out = tensor_of(values, m.params[0].shape);
+      EXPECT_EQ(strata_read_param(e, 0, "grad", &out), stage < 2 ? STRATA_FAILED_PRECONDITION : STRATA_OK) << last();
+      give_gradient(e, m, 0, 2.0f);
+      ASSERT_EQ(strata_end_backward(e), STRATA_OK);
+      EXPECT_EQ(strata_read_param(e, 0, "grad", &out), STRATA_OK) << last();
+      EXPECT_EQ(values[299], 3.0f);
+    });
+  }
+}
+
+TEST(CallOrder, AGradientSaysWhereItLies) {
+  run_body({}, [](int, strata_engine* e) {
+    const Model m = vectors({4});
+    ASSERT_EQ(build_model(e, m), "");
+    std::vector<float> values(4, 1.0f);
+    for (int32_t type : {0, 2, 7}) {
+      strata_tensor t = tensor_of(values, m.params[0].shape);
+      t.device_type = type;
+      EXPECT_EQ(strata_grad(e, 0, &t, nullptr), STRATA_INVALID_ARGUMENT);
+      EXPECT_TRUE(says("device_type")) << last();
+    }
+  });
+}
+
+TEST(CallOrder, OverridesMayNotBeNull) {
+  strata_engine_args args;
+  STRATA_INIT(&args);
+  args.manifest_text = "";
+  args.override_count = 1;
+  strata_engine* e = nullptr;
+  EXPECT_EQ(strata_open(&args, &e), STRATA_INVALID_ARGUMENT);
+  const char* none[] = {nullptr};
+  args.overrides = none;
+  EXPECT_EQ(strata_open(&args, &e), STRATA_INVALID_ARGUMENT);
 }
 
 TEST(CallOrder, AGradientAfterItsUnitIsDoneIsRefusedByName) {  // [11]
@@ -180,6 +275,13 @@ TEST(CallOrder, CallsFromALogCallbackAreRefused) {
     strata_step_info info;
     STRATA_INIT(&info);
     if (s->engine && strata_get_step_info(s->engine, &info) == STRATA_FAILED_PRECONDITION) ++s->refused;
+    if (!s->engine) return;
+    strata_close(s->engine);  // nothing happens: the engine is used afterwards
+    strata_engine_args inner;
+    STRATA_INIT(&inner);
+    inner.manifest_text = "";
+    strata_engine* another = nullptr;
+    EXPECT_EQ(strata_open(&inner, &another), STRATA_FAILED_PRECONDITION);
   };
   ASSERT_EQ(strata_open(&args, &seen.engine), STRATA_OK) << last();
   EXPECT_EQ(build_model(seen.engine, odd_model()), "");
@@ -355,9 +457,13 @@ TEST(Ranks, DifferentRegistrationIsRefusedOnAll) {
 
 TEST(Ranks, ADifferentSettingIsRefusedOnAllByItsKey) {
   for (const char* key : {"gradient_clipping", "zero_optimization.reduce_bucket_size",
-                          "zero_optimization.prefetch_bucket_size", "zero_optimization.stage"}) {
+                          "zero_optimization.prefetch_bucket_size", "zero_optimization.stage", "optimizer.type",
+                          "optimizer.params.state_layout", "zero_optimization.gather_16bit_weights_on_model_save"}) {
+    const std::map<std::string, std::string> words = {{"optimizer.type", "Adam"},
+                                                      {"optimizer.params.state_layout", "split"},
+                                                      {"zero_optimization.gather_16bit_weights_on_model_save", "true"}};
     Trial ranks[2] = {{.world = 2, .stage = 3}, {.world = 2, .stage = 3}};
-    ranks[1].overrides = {std::string(key) + "=2"};
+    ranks[1].overrides = {std::string(key) + "=" + (words.count(key) ? words.at(key) : "2")};
     std::thread threads[2];
     for (int rank = 0; rank < 2; ++rank) {
       threads[rank] = std::thread([&, rank] {

@@ -137,7 +137,8 @@ INSTANTIATE_TEST_SUITE_P(Matrix, PlacementKeepsBits,
 // reductions and the updates each run on a queue of their own.
 class GpuKeepsBits : public testing::TestWithParam<Shape> {};
 TEST_P(GpuKeepsBits, AgainstThePlainRun) {
-  const Trial base = trial_of(GetParam());
+  Trial base = trial_of(GetParam());
+  base.offload_optimizer = "none";
   const Result plain = run(base);
   ASSERT_EQ(plain.error, "");
   std::vector<std::vector<std::string>> settings = {{},
@@ -150,10 +151,16 @@ TEST_P(GpuKeepsBits, AgainstThePlainRun) {
     settings.push_back({"zero_optimization.max_reuse_distance=0"});
     settings.push_back({"zero_optimization.prefetch_bucket_size=0", "check_weights=true"});
   }
+  if (base.stage == 3 && GetParam().offload == "cpu") {
+    settings.push_back({"zero_optimization.offload_param.device=cpu"});
+    settings.push_back({"zero_optimization.offload_param.device=cpu", "optimizer.params.state_layout=split"});
+  }
+  if (GetParam().offload == "cpu") settings.push_back({"optimizer.params.state_layout=split"});
   for (const auto& overrides : settings) {
     for (int delay : {0, 300}) {
       Trial t = base;
       t.gpu_delay_us = delay;
+      t.offload_optimizer = GetParam().offload;
       t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
       const Result other = run(t);
       const std::string what = (overrides.empty() ? "" : overrides[0]) + ", late by " + std::to_string(delay) + " us";
@@ -166,7 +173,9 @@ INSTANTIATE_TEST_SUITE_P(Matrix, GpuKeepsBits,
                          testing::Values(Shape{0, 1, 1, 0.05, "none"}, Shape{0, 2, 3, 0.05, "none"},
                                          Shape{1, 2, 1, 0.05, "none"}, Shape{2, 2, 3, 0.05, "none"},
                                          Shape{3, 1, 1, 0.05, "none"}, Shape{3, 2, 1, 0.05, "none"},
-                                         Shape{3, 3, 3, 0.05, "none"}),
+                                         Shape{3, 3, 3, 0.05, "none"}, Shape{0, 1, 3, 0.05, "cpu"},
+                                         Shape{1, 2, 3, 0.05, "cpu"}, Shape{2, 2, 1, 0.05, "cpu"},
+                                         Shape{3, 1, 1, 0.05, "cpu"}, Shape{3, 2, 3, 0.05, "cpu"}),
                          shape_name);
 
 TEST(Train, StagesAgreeBitByBitWithOneMicroBatch) {

@@ -140,6 +140,8 @@ class Engine:
         if group_lr:
             rates = [math.nan] * self._groups
             for group, rate in group_lr.items():
+                if group.engine is not self:
+                    raise InvalidArgument(f"group {group.number} of another engine")
                 rates[group.number] = rate
             args.group_lr = (ctypes.c_double * len(rates))(*rates)
             args.group_count = len(rates)

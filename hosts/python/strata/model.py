@@ -28,6 +28,7 @@ class Group:
         args = _abi.strata_group_args(**dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), values)))
         number = _abi.Group()
         engine._call("strata_add_group", ctypes.byref(args), ctypes.byref(number))
+        self.engine = engine
         self.number = number.value
 
 
@@ -66,6 +67,8 @@ class Param:
     """A named tensor. `shape` and `dtype` are as registered."""
 
     def __init__(self, unit, name, shape, dtype, group, frozen, tied_to):
+        if group and group.engine is not unit.engine:
+            raise InvalidArgument(f'param "{name}": its group belongs to another engine')
         dims = arrays.shape_of(shape)
         args = _abi.strata_param_args(name=c_text(name, "a param's name"), shape=dims, ndim=len(dims),
                                       dtype=arrays.dtype_code(dtype), group=group.number if group else 0,

@@ -73,7 +73,8 @@ typedef struct strata_engine_args {
 /* Reads the manifest, loads the plugins, meets the other ranks. Allocates nothing large. On failure *out is NULL and
  * nothing is left behind. [collective] INVALID_ARGUMENT (file:line:column), NOT_FOUND, DEADLINE_EXCEEDED */
 STRATA_API strata_status STRATA_CALL strata_open(const strata_engine_args *args, strata_engine **out);
-/* Joins a running update and frees everything; NULL is fine. Does not wait for other ranks. */
+/* Joins a running update and frees everything; NULL is fine. Does not wait for other ranks. Does nothing when called
+ * from inside a callback of this engine. */
 STRATA_API void STRATA_CALL strata_close(strata_engine *engine);
 
 STRATA_API int32_t STRATA_CALL strata_rank(const strata_engine *engine);  /* [any] */
@@ -109,7 +110,8 @@ typedef struct strata_param_args {
   strata_group group;
   uint32_t flags;
   uint32_t tied;        /* 1: this name shares the storage of param `tied_to` (same shape and dtype) */
-  strata_param tied_to; /* fetching this unit brings the owner's unit; gradients add over names */
+  strata_param tied_to; /* fetching this unit brings the owner's unit; gradients add over names; group and FROZEN are
+                         * the owner's: 0 here, or the same */
 } strata_param_args;
 STRATA_API strata_status STRATA_CALL strata_add_param(strata_engine *engine, strata_unit unit,
                                                       const strata_param_args *args, strata_param *out);
@@ -127,7 +129,8 @@ STRATA_API strata_status STRATA_CALL strata_commit(strata_engine *engine);
 STRATA_API strata_status STRATA_CALL strata_write_param(strata_engine *engine, strata_param param,
                                                         const strata_tensor *value, int32_t root);
 /* Copies a whole array of a param into `out` (CPU memory): "weight" in the param's dtype or F32; "master", "exp_avg",
- * "exp_avg_sq" and "grad" (reduced, unscaled sum) in F32. Joins the update. [collective]
+ * "exp_avg_sq" and "grad" (reduced, unscaled sum; where stages 0 and 1 or accumulate_locally add up micro-batches, after
+ * the last one) in F32. Joins the update. [collective]
  * NOT_FOUND when the param has no such array */
 STRATA_API strata_status STRATA_CALL strata_read_param(strata_engine *engine, strata_param param, const char *array,
                                                        const strata_tensor *out);
@@ -138,8 +141,8 @@ STRATA_API strata_status STRATA_CALL strata_read_param(strata_engine *engine, st
  * weights are there on return). Waits for nothing but this unit's own update. Nests: each fetch has its release.
  * [collective at stage 3 and after an update at stages 1 and 2] RESOURCE_EXHAUSTED (max_live_parameters) */
 STRATA_API strata_status STRATA_CALL strata_fetch(strata_engine *engine, strata_unit unit, const strata_stream *stream);
-/* Gives the weights back; views of them end here. With check_weights = true also [collective], and FAILED_PRECONDITION
- * on every rank when one wrote into them; the old values are back, and the unit is released. */
+/* Gives the weights back; views of them end here. With check_weights = true also [collective]: when a rank wrote into
+ * them it gets FAILED_PRECONDITION and the others ABORTED; the old values are back, and the unit is released. */
 STRATA_API strata_status STRATA_CALL strata_release(strata_engine *engine, strata_unit unit,
                                                     const strata_stream *stream);
 /* Shape, dtype and, while its unit is fetched, data of a param. A released param has its shape, data NULL, and the
@@ -246,7 +249,8 @@ STRATA_API strata_status STRATA_CALL strata_save(strata_engine *engine, const ch
 STRATA_API strata_status STRATA_CALL strata_load(strata_engine *engine, const char *root, const char *tag);
 /* Writes every param's weight into one file, without a gather. [collective] */
 STRATA_API strata_status STRATA_CALL strata_export_weights(strata_engine *engine, const char *path);
-/* Values of the host's own that travel with checkpoints ("tokens", "epoch"); load replaces them. */
+/* Values of the host's own that travel with checkpoints ("tokens", "epoch"), UTF-8; NULL removes one; load replaces
+ * them. */
 STRATA_API strata_status STRATA_CALL strata_set_meta(strata_engine *engine, const char *key, const char *value);
 STRATA_API strata_status STRATA_CALL strata_get_meta(strata_engine *engine, const char *key, const char **value);
 
