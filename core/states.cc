@@ -18,9 +18,25 @@ Status States::declare() {
       if (!s.trainable || has_layout(s)) continue;
       auto& layout = layouts_[static_cast<size_t>(s.dtype)];
       STRATA_RETURN_IF_ERROR(optimizer_.layout(s.dtype, &layout).during("segment " + s.name));
+      STRATA_RETURN_IF_ERROR(check_memory(layout));
     }
   }
   return Ok();
+}
+
+Status States::check_memory(const strata_optim_layout& layout) const {
+  const strata_device_type wants = layout.memory == 0 ? STRATA_CPU : layout.memory;
+  const strata_device_type has = on_host() ? STRATA_CPU : device_.type();
+  if (wants == has) return Ok();
+  if (wants == STRATA_CPU) {
+    return {STRATA_FAILED_PRECONDITION,
+            "plugins.optimizer updates host memory and the optimizer state is on the device: "
+            "choose a plugin for that device, or zero_optimization.offload_optimizer.device "
+            "= \"cpu\""};
+  }
+  return {STRATA_FAILED_PRECONDITION, "plugins.optimizer updates memory of a device (type " + std::to_string(wants) +
+                                          ") and the optimizer state is in host memory: choose one for host memory, as "
+                                          "optim_adamw, or zero_optimization.offload_optimizer.device = \"none\""};
 }
 
 uint64_t States::bytes() const {

@@ -58,6 +58,7 @@ class States {
   Status visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn);
 
  private:
+  Status check_memory(const strata_optim_layout& layout) const;
   bool weight_in_place(uint32_t unit) const {
     return weights_.addressable(unit) && (!device_.is_asynchronous() || on_host() != weights_.on_device(unit));
   }

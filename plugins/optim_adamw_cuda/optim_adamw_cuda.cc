@@ -98,7 +98,10 @@ void STRATA_CALL adamw_close(strata_optim* self) {
 }
 
 strata_status STRATA_CALL adamw_layout(strata_optim* self, strata_dtype weight_dtype, strata_optim_layout* out) {
-  return guard(self->host, "optim_adamw_cuda layout", [&] { declare_layout(self->settings, weight_dtype, out); });
+  return guard(self->host, "optim_adamw_cuda layout", [&] {
+    declare_layout(self->settings, weight_dtype, out);
+    if (STRATA_HAS(out, strata_optim_layout, memory)) out->memory = STRATA_CUDA;
+  });
 }
 
 strata_status STRATA_CALL adamw_scalars(strata_optim* self, const strata_optim_group* group, uint64_t step,

@@ -489,7 +489,7 @@ FIELD(strata_optim_array, abi_minor, 4, uint32_t);
 FIELD(strata_optim_array, name, 8, const char *);
 FIELD(strata_optim_array, dtype, 16, strata_dtype);
 FIELD(strata_optim_array, bytes_per_element, 20, uint32_t);
-SIZE(strata_optim_layout, 280);
+SIZE(strata_optim_layout, 288);
 FIELD(strata_optim_layout, struct_size, 0, uint32_t);
 FIELD(strata_optim_layout, abi_minor, 4, uint32_t);
 FIELD(strata_optim_layout, flags, 8, uint32_t);
@@ -498,6 +498,8 @@ FIELD(strata_optim_layout, arrays, 16, strata_optim_array [STRATA_OPTIM_MAX_ARRA
 FIELD(strata_optim_layout, canonical_count, 208, uint32_t);
 FIELD(strata_optim_layout, reserved, 212, uint32_t);
 FIELD(strata_optim_layout, canonical, 216, const char * [STRATA_OPTIM_MAX_ARRAYS]);
+FIELD(strata_optim_layout, memory, 280, strata_device_type);
+FIELD(strata_optim_layout, reserved2, 284, uint32_t);
 SIZE(strata_optim_group, 48);
 FIELD(strata_optim_group, struct_size, 0, uint32_t);
 FIELD(strata_optim_group, abi_minor, 4, uint32_t);

@@ -94,7 +94,9 @@ void STRATA_CALL optim_close(strata_optim* self) {
 }
 
 strata_status STRATA_CALL optim_layout(strata_optim* self, strata_dtype weight_dtype, strata_optim_layout* out) {
-  return self->api->layout(self->inner, weight_dtype, out);
+  const strata_status code = self->api->layout(self->inner, weight_dtype, out);
+  if (code == STRATA_OK) out->memory = STRATA_CUDA;
+  return code;
 }
 
 strata_status STRATA_CALL optim_scalars(strata_optim* self, const strata_optim_group* group, uint64_t step,

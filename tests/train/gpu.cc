@@ -1,15 +1,38 @@
 #include "tests/train/gpu.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 
 namespace strata::test {
 
-Gpu::Gpu(const std::string& job, int rank, int world, int delay_us)
-    : host_(rank, world, true, job),
-      api_(load<strata_device_api>(std::string(STRATA_TEST_PLUGIN_DIR) + "/gpu_sim.so", STRATA_DEVICE)) {
-  options_.set("memory_bytes", int64_t{1} << 30).set("delay_us", delay_us);
+namespace {
+
+const strata_device_api* table_of(const std::string& plugin) {
+  return load<strata_device_api>(plugin == "gpu_sim" ? std::string(STRATA_TEST_PLUGIN_DIR) + "/gpu_sim.so" : plugin,
+                                 STRATA_DEVICE);
+}
+
+}  // namespace
+
+std::string Gpu::absent(int gpus) {
+  if (access((std::string(STRATA_BUILD_PLUGIN_DIR) + "/device_cuda.so").c_str(), R_OK) != 0) {
+    return "this build has no device_cuda";
+  }
+  Rank last(gpus - 1, gpus, true, "probe");
+  Options options;
+  const strata_open_args args = last.args(&options);
+  strata_device* self = nullptr;
+  const strata_device_api* api = table_of("device_cuda");
+  const strata_status code = api->open(&args, &self);
+  if (code == STRATA_OK) api->close(self);
+  return code == STRATA_OK ? "" : take_failure(code).text();
+}
+
+Gpu::Gpu(const std::string& plugin, const std::string& job, int rank, int world, int delay_us)
+    : host_(rank, world, true, job), api_(table_of(plugin)) {
+  if (plugin == "gpu_sim") options_.set("memory_bytes", int64_t{1} << 30).set("delay_us", delay_us);
   const strata_open_args args = host_.args(&options_);
   EXPECT_EQ(api_->open(&args, &self_), STRATA_OK);
   EXPECT_EQ(api_->stream_create(self_, 0, &stream_), STRATA_OK);

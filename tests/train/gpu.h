@@ -1,5 +1,5 @@
-// gpu.h - the harness's side of a simulated GPU (tests/gpu_sim): a stream of the host's own, and the gradients that are
-// computed on it from fetched weights, without the host ever waiting.
+// gpu.h - the harness's side of a GPU, a simulated one (tests/gpu_sim) or a real one: a stream of the host's own, and
+// the gradients that are computed on it from fetched weights, without the host ever waiting.
 #pragma once
 
 #include <deque>
@@ -14,8 +14,10 @@ namespace strata::test {
 
 class Gpu {
  public:
+  // Why device_cuda cannot run here; "" when it can, with this many GPUs.
+  static std::string absent(int gpus);
   // The GPU the engine of this job and rank has.
-  Gpu(const std::string& job, int rank, int world, int delay_us);
+  Gpu(const std::string& plugin, const std::string& job, int rank, int world, int delay_us);
   ~Gpu();
 
   const strata_stream* stream() const { return &stream_; }

@@ -68,11 +68,15 @@ std::string manifest_of(const Trial& t) {
     << "gradient_accumulation_steps = " << t.micro_batches << "\n"
     << "gradient_clipping = " << t.clip << "\n"
     << "deadline_seconds = 20\nthreads = 1\nlog_level = \"warn\"\n";
-  if (t.gpu_delay_us >= 0) {
+  if (t.gpu == "gpu_sim") {
     s << "[plugins]\npath = [\"" << STRATA_TEST_PLUGIN_DIR << "\"]\n"
-      << "device = \"gpu_sim\"\ncollective = \"gpu_sim\"\n";
-    if (t.offload_optimizer == "none") s << "optimizer = \"gpu_sim\"\n";
-    s << "[plugin.gpu_sim]\ndelay_us = " << t.gpu_delay_us << "\n";
+      << "device = \"gpu_sim\"\ncollective = \"gpu_sim\"\n"
+      << (t.offload_optimizer == "none" ? "optimizer = \"gpu_sim\"\n" : "")  //
+      << "[plugin.gpu_sim]\ndelay_us = " << t.gpu_delay_us << "\n";
+  } else if (t.gpu == "device_cuda") {
+    s << "[plugins]\ndevice = \"device_cuda\"\n"
+      << "collective = \"" << (t.world == 1 ? "comm_local" : "comm_nccl") << "\"\n"
+      << (t.offload_optimizer == "none" ? "optimizer = \"optim_adamw_cuda\"\n" : "");
   }
   s << "[optimizer]\ntype = \"AdamW\"\n"
     << "[optimizer.params]\nlr = 0.01\nbetas = [0.9, 0.99]\neps = 1e-8\nweight_decay = 0.1\n"
@@ -270,7 +274,7 @@ Result run(const Trial& t) {
       strata_engine* engine = open_rank(t, job, r, &mine.error);
       if (engine && t.body) t.body(r, engine);
       std::unique_ptr<Gpu> gpu;
-      if (engine && t.gpu_delay_us >= 0) gpu = std::make_unique<Gpu>(job, r, t.world, t.gpu_delay_us);
+      if (engine && !t.gpu.empty()) gpu = std::make_unique<Gpu>(t.gpu, job, r, t.world, t.gpu_delay_us);
       if (engine && !t.body) mine.error = train(t, model, engine, r, gpu.get(), &mine);
       gpu.reset();
       strata_close(engine);

@@ -43,7 +43,8 @@ struct Trial {
   std::vector<std::string> overrides = {};  // further manifest settings
   std::string manifest_extra = "";          // further manifest text ([plugin.x] sections)
   int steps = 4;
-  int gpu_delay_us = -1;            // 0 or more: on simulated GPUs (tests/gpu_sim) whose work is late by up to this
+  std::string gpu = "";             // "gpu_sim": simulated GPUs (tests/gpu_sim); "device_cuda": real ones
+  int gpu_delay_us = 0;             // work of simulated ones is late by up to this
   uint32_t skip_unit = UINT32_MAX;  // a unit that odd steps leave out: no fetch, no gradient
   // Called on each rank in place of the standard loop, when given.
   std::function<void(int rank, strata_engine*)> body = {};

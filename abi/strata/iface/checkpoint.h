@@ -69,7 +69,7 @@ typedef strata_status(STRATA_CALL *strata_ckpt_read_fn)(void *ctx, uint64_t segm
 typedef struct strata_ckpt_save_args {
   uint32_t struct_size;
   uint32_t abi_minor;
-  const char *root; /* directory that holds checkpoints; made if absent */
+  const char *root; /* directory that holds checkpoints; write makes it if absent, but not its parent */
   const char *tag;  /* one path component */
   int32_t rank;
   int32_t world;

@@ -40,6 +40,8 @@ typedef struct strata_optim_layout {
   uint32_t canonical_count;                            /* names for export_array / import_array, all F32 */
   uint32_t reserved;
   const char *canonical[STRATA_OPTIM_MAX_ARRAYS];      /* [static] "master" is always [0] */
+  strata_device_type memory;                           /* where gradient, weight and state must lie; 0: the host's */
+  uint32_t reserved2;
 } strata_optim_layout;
 
 /* Settings of one param group for one step, fp64 as the host gave them: [optimizer.params] of the
