@@ -40,8 +40,15 @@ CommQueue::~CommQueue() {
   if (stuck) collective_.api()->abort(collective_.self(), STRATA_CANCELLED, "a rank closed its engine");
   for (Entry& e : dropped) e.work.failed({STRATA_CANCELLED, e.op.label + ": the engine is closing"});
   thread_.join();
-  (void)gathers_.wait();  // what was enqueued uses memory that goes next
-  (void)reductions_.wait();
+  release_device();
+}
+
+void CommQueue::release_device() {
+  for (const Stream* stream : {&gathers_, &reductions_}) {
+    if (stream->wait_for(kLeaveAfter).code() != STRATA_DEADLINE_EXCEEDED) continue;
+    collective_.api()->abort(collective_.self(), STRATA_CANCELLED, "a rank closed its engine");
+    (void)stream->wait();  // what was enqueued uses memory that goes next
+  }
 }
 
 Work CommQueue::submit(CommOp op) {

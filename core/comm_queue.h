@@ -63,7 +63,9 @@ class CommQueue {
   // Every operation from now on ends with `status`; the engine and the other ranks hear of it. Any thread.
   void fail(const Status& status);
   // Waits until the device is done with all reductions so far. Collective thread.
-  Status wait_for_reductions() const { return reductions_.wait(); }
+  Status wait_for_reductions() const { return reductions_.wait_for(patience()); }
+  // Before the engine goes: device work that waits for ranks which do not come is given a few seconds, then ended.
+  void release_device();
   // Waits until everything submitted so far is done.
   Status flush();
   // Of all operations submitted so far. Host thread.

@@ -16,6 +16,7 @@ Engine::~Engine() { take_down(); }
 
 // Threads first: the update under way is finished, then the collective thread leaves.
 void Engine::take_down() {
+  if (queue_) queue_->release_device();
   updater_.reset();
   queue_.reset();
   snapshot_.reset();

@@ -17,6 +17,13 @@ Status Stream::wait() const {
   return device_ ? take_failure(device_->api()->stream_wait_host(device_->self(), &stream_)) : Ok();
 }
 
+Status Stream::wait_for(std::chrono::nanoseconds timeout) const {
+  if (!device_) return Ok();
+  Event reached = Event::create();
+  STRATA_RETURN_IF_ERROR(take_failure(device_->api()->stream_record(device_->self(), &stream_, reached.get())));
+  return reached->wait(timeout);
+}
+
 struct Marker::Point {
   const Device& device;
   strata_marker* marker = nullptr;

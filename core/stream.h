@@ -23,6 +23,8 @@ class Stream {
   const strata_stream* c() const { return device_ ? &stream_ : nullptr; }
   // Blocks until its work is done.
   Status wait() const;
+  // The same for a while; then DEADLINE_EXCEEDED.
+  Status wait_for(std::chrono::nanoseconds timeout) const;
 
  private:
   const Device* device_ = nullptr;
