@@ -21,7 +21,8 @@ inline constexpr size_t kMaxManifestBytes = 1 << 20;
 // TOML; a bare word is text (offload_param.device=cpu). The last override of a key wins.
 using Overrides = std::vector<std::string>;
 
-// `warnings` gets lines for the log; it may be NULL. On error `settings` is not changed.
+// `warnings` gets lines for the log; it may be NULL. On error `settings` holds what could be read, which is good for
+// looking for further errors only; it is not changed when the file could not be read at all.
 Status read_manifest(const std::string& path, const Overrides& overrides, Settings* settings,
                      std::vector<std::string>* warnings);
 // The same from memory; `name` stands for the file in errors, relative paths start at the working directory.

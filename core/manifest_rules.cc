@@ -80,6 +80,19 @@ struct Rules {
     tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "fast_init"});
   }
 
+  // A plugin chosen for a tier that holds nothing. Call it after offload_param, which may have emptied one.
+  void tier_plugins() {
+    const ZeroSettings& zero = s.zero_optimization;
+    for (const auto& [device, word] : {std::pair{OffloadDevice::kCpu, "cpu"}, {OffloadDevice::kNvme, "nvme"}}) {
+      if (zero.offload_optimizer.device == device || zero.offload_param.device == device) continue;
+      std::string cause = kOptimizer + "device";
+      if (s.is_given(kParam + "device") && !s.is_override(cause))
+        cause = s.is_override(kParam + "device") ? kParam + "device" : kZero + "stage";
+      no_effect(std::string("plugins.offload_") + word, cause,
+                "neither `" + kOptimizer + "device` nor `" + kParam + "device` is \"" + word + "\"");
+    }
+  }
+
   void tier_keys(const std::string& section, OffloadDevice device, const std::string& nvme_path,
                  const std::vector<std::string>& nvme_keys) {
     const std::string at = "`" + section + "device` is ";
@@ -105,6 +118,7 @@ void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* erro
   rules.stage_keys();
   rules.offload_optimizer();
   rules.offload_param();
+  rules.tier_plugins();
 }
 
 }  // namespace strata

@@ -105,6 +105,14 @@ strata_option to_c(const PluginOption& option) {
   return o;
 }
 
+// "./x" is "x". Names are not resolved any further: "a/.." need not be "." where a is a link.
+fs::path without_dots(const fs::path& path) {
+  fs::path clean;
+  for (const fs::path& part : path)
+    if (part != ".") clean /= part;
+  return clean.empty() ? path : clean;
+}
+
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
                               std::string::npos;
@@ -115,7 +123,8 @@ bool is_plain_name(const std::string& name) {
 PluginSearch PluginSearch::from_settings(const Settings& settings, const fs::path& library_dir) {
   PluginSearch search;
   search.manifest_dir = settings.manifest_dir;
-  for (const std::string& dir : settings.plugins.path) search.directories.push_back(settings.resolve(dir));
+  for (const std::string& dir : settings.plugins.path)
+    search.directories.push_back(without_dots(settings.resolve(dir)));
   const char* const environment = secure_getenv("STRATA_PLUGIN_PATH");
   std::string rest = environment ? environment : "";
   while (!rest.empty()) {
@@ -151,7 +160,7 @@ Status PluginSet::find_toml(const std::string& name, fs::path* toml) const {
     return false;
   };
   if (name.find('/') != std::string::npos) {
-    fs::path path = search_.manifest_dir / name;
+    fs::path path = without_dots(search_.manifest_dir / name);
     if (path.extension() != ".so" && path.extension() != ".toml") path += ".toml";
     if (is_there(path.replace_extension(".toml"))) return Ok();
   } else if (!is_plain_name(name)) {
@@ -285,20 +294,32 @@ Status PluginSet::options(const std::string& name, const strata_options** out) {
   return Ok();
 }
 
-Status PluginSet::check_options(const PluginChoices& choices) {
+Status PluginSet::check_options(const Settings& settings) {
   std::lock_guard lock(mutex_);
   std::string lines;
   const auto add = [&](const Status& status) {
     if (!status.ok()) lines += (lines.empty() ? "" : "\n") + status.text();
   };
+  const PluginChoices& chosen = settings.plugins;
+  for (const std::string& dir : chosen.path) {
+    std::error_code error;
+    if (!fs::is_directory(settings.resolve(dir), error))
+      add({STRATA_NOT_FOUND, settings.origin("plugins.path") + ": `plugins.path`: " +
+                                 without_dots(settings.resolve(dir)).string() + " is no directory"});
+  }
   Plugin* plugin = nullptr;
   std::map<std::string, std::string> name_of;  // id -> how the manifest names it, for those given by path
-  for (const std::string* choice : {&choices.device, &choices.collective, &choices.offload_cpu, &choices.offload_nvme,
-                                    &choices.optimizer, &choices.checkpoint}) {
-    if (choice->find('/') == std::string::npos) continue;
-    const Status status = locate(*choice, &plugin);
-    add(status);
-    if (status.ok()) name_of[plugin->toml.id] = *choice;
+  for (const auto& [role, name] : {std::pair{"device", &chosen.device},
+                                   {"collective", &chosen.collective},
+                                   {"offload_cpu", &chosen.offload_cpu},
+                                   {"offload_nvme", &chosen.offload_nvme},
+                                   {"optimizer", &chosen.optimizer},
+                                   {"checkpoint", &chosen.checkpoint}}) {
+    if (name->find('/') == std::string::npos) continue;
+    const Status status = locate(*name, &plugin);
+    const std::string key = std::string("plugins.") + role;
+    add(status.ok() ? Ok() : Status(status.code(), settings.origin(key) + ": `" + key + "`: " + status.text()));
+    if (status.ok()) name_of[plugin->toml.id] = *name;
   }
   for (const auto& [id, given] : given_options_) {
     const auto named = name_of.find(id);

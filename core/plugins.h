@@ -68,9 +68,9 @@ class PluginSet final : public PluginFinder {
     return Ok();
   }
 
-  // Checks every [plugin.NAME] section of the manifest without mapping anything: all errors, one a line. NAME is a
-  // plugin's id; `choices` says where those lie that the manifest gives by path.
-  Status check_options(const PluginChoices& choices);
+  // Checks [plugins] path, the plugins given by path, and every [plugin.NAME] section of the manifest, without mapping
+  // anything: all errors, one a line. NAME is a plugin's id.
+  Status check_options(const Settings& settings);
   // A manifest key that is an option of whatever plugin serves an interface ("pin_memory" of the offload tier): it goes
   // to every plugin of that interface that declares the option. `from` is the key, `given` whether the user wrote it.
   void preset(const std::string& interface_id, PluginOption option, const std::string& from, bool given);

@@ -17,7 +17,7 @@ class Tensors {
   Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
           const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients, States& states);
 
-  static constexpr uint64_t kPieceBytes = 4u << 20, kStagingBytes = 2 * kPieceBytes;  // and one on the host
+  static constexpr uint64_t kPieceBytes = 1u << 20, kStagingBytes = 2 * kPieceBytes;  // and one on the host
   Status allocate();
 
   // This rank's part of the arguments; all ranks agree on the answers before any of them starts.

@@ -1,8 +1,9 @@
 // check.cc - `strata check`: does this manifest, with these plugins and this many ranks, come up?
 //
-// It asks the classes that strata_open asks, in the same words, and goes on after an error, so that one run names all
-// of them. Plugins are loaded, which runs their entry and nothing else; no instance is opened. What only an instance
-// knows (ranges of options, memory, other ranks) shows at strata_open.
+// It asks the classes that strata_open asks, in the same words, and goes on after an error with what could be read, so
+// that one run names all errors that do not follow from another. Plugins are loaded, which runs their entry and nothing
+// else; no instance is opened. What only an instance knows (ranges of options, memory, other ranks) shows at
+// strata_open.
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
@@ -63,14 +64,14 @@ std::string resolve(const Role& role, const Settings& settings, PluginSet* plugi
   if (role.need == Need::kNever) return "not used by this manifest";
   const strata_options* options = nullptr;
   const void* table = nullptr;
-  Status status = plugins->options(role.plugin, &options);
+  const Status status = plugins->options(role.plugin, &options);
   if (role.need == Need::kLater && status.code() == STRATA_NOT_FOUND)
     return role.plugin + " is not there: this run can start, but neither save nor load";
-  if (status.ok()) status = plugins->find(role.plugin, role.interface_id, &table);
+  const Status found = plugins->find(role.plugin, role.interface_id, &table);
   const std::string key = std::string("plugins.") + role.name;
   const std::string where = settings.is_given(key) ? settings.origin(key) : settings.manifest_name;
-  findings->add(status, where + ": `" + key + "`: ");
-  if (!status.ok()) return role.plugin + ": see the errors";
+  for (const Status& each : {status, found}) findings->add(each, where + ": `" + key + "`: ");
+  if (!status.ok() || !found.ok()) return role.plugin + ": see the errors";
   for (const PluginInfo& info : plugins->describe())
     if (std::count(info.interfaces.begin(), info.interfaces.end(), role.interface_id) &&
         (info.id == role.plugin || role.plugin.find('/') != std::string::npos))
@@ -88,6 +89,13 @@ bool some_plugin_opens_others(const PluginSet& plugins) {
   return false;
 }
 
+// The batch rule can be asked unless one of its numbers was given and could not be read.
+bool knows_batch(const Settings& s) {
+  return (s.train_batch_size > 0 || !s.is_given("train_batch_size")) &&
+         (s.train_micro_batch_size_per_gpu > 0 || !s.is_given("train_micro_batch_size_per_gpu")) &&
+         (s.gradient_accumulation_steps > 0 || !s.is_given("gradient_accumulation_steps"));
+}
+
 std::string batch_line(const Settings& s, int64_t world) {
   return "world " + std::to_string(world) + ": train_batch_size " + std::to_string(s.train_batch_size) + " = " +
          std::to_string(s.train_micro_batch_size_per_gpu) + " per rank x " +
@@ -100,24 +108,32 @@ std::string batch_line(const Settings& s, int64_t world) {
 int check(const CheckArgs& args) {
   Settings settings;
   std::vector<std::string> warnings;
-  const Status status = read_manifest(args.manifest, args.overrides, &settings, &warnings);
-  for (const std::string& warning : warnings) std::cout << "warning: " << warning << "\n";
-  if (!status.ok()) return report(status);
-
   Findings findings;
-  PluginSet plugins(PluginSearch::from_settings(settings, library_dir()), settings.plugin_options);
-  preset_options(settings, &plugins);
-  findings.add(plugins.check_options(settings.plugins));
-  std::vector<std::pair<std::string, std::string>> lines;
-  for (const Role& role : roles_of(settings))
-    lines.emplace_back(role.name, resolve(role, settings, &plugins, &findings));
-  if (findings.empty() && !some_plugin_opens_others(plugins)) findings.add(plugins.check_all_used());
-  const std::string world = args.manifest + ": with --world " + std::to_string(args.world) + ": ";
-  findings.add(resolve_batch(args.world, &settings), world);
+  findings.add(read_manifest(args.manifest, args.overrides, &settings, &warnings));
+  const bool is_toml = !settings.manifest_name.empty();
+  for (const std::string& warning : warnings) std::cout << "warning: " << warning << "\n";
+  if (is_toml) {
+    const std::vector<Role> roles = roles_of(settings);
+    PluginSet plugins(PluginSearch::from_settings(settings, library_dir()), settings.plugin_options);
+    preset_options(settings, &plugins);
+    findings.add(plugins.check_options(settings));
+    std::vector<std::string> lines;
+    for (const Role& role : roles) lines.push_back(resolve(role, settings, &plugins, &findings));
+    // After any error, what has no effect may follow from it.
+    if (findings.empty() && !some_plugin_opens_others(plugins)) findings.add(plugins.check_all_used());
+    const std::string world = args.manifest + ": with --world " + std::to_string(args.world) + ": ";
+    if (knows_batch(settings)) findings.add(resolve_batch(args.world, &settings), world);
 
-  if (findings.empty()) std::cout << args.manifest << ": no errors\n  " << batch_line(settings, args.world) << "\n";
-  for (const auto& [role, line] : lines) std::cout << "  " << std::left << std::setw(13) << role << line << "\n";
-  return report(findings.status());
+    if (findings.empty()) std::cout << args.manifest << ": no errors\n  " << batch_line(settings, args.world) << "\n";
+    for (size_t i = 0; i < roles.size(); ++i)
+      std::cout << "  " << std::left << std::setw(13) << roles[i].name << lines[i] << "\n";
+  }
+  if (findings.empty()) return 0;
+  std::cout.flush();
+  report(findings.status());
+  std::cerr << args.manifest << ": refused: strata_open would fail on these errors"
+            << (is_toml ? "" : "; nothing else could be checked") << "\n";
+  return 1;
 }
 
 }  // namespace strata::cli

@@ -19,6 +19,11 @@ TEMPLATE = ROOT / "plugins" / "null"
 INTERFACES = {f"strata.{name}/1": name for name in ("device", "offload", "collective", "optimizer", "checkpoint")}
 NEEDS_NUMBERS = {"device", "collective", "optimizer"}  # those whose file includes null_numbers.h
 
+SHIPPED = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/*.toml"))
+C_KEYWORDS = set("auto break case char const continue default do double else enum extern float for goto if inline int "
+                 "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
+                 "volatile while".split())
+
 PROJECT = """# The plugin {name}, built against an installed Strata, whose place is given by CMAKE_PREFIX_PATH.
 cmake_minimum_required(VERSION 3.25)
 project({name} LANGUAGES C)
@@ -89,9 +94,11 @@ def format_code(folder):
 
 
 def plugin_name(text):
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", text) or text.startswith("strata") or text == "null":
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", text) or text.startswith("strata") or text in C_KEYWORDS:
         raise argparse.ArgumentTypeError(f"{text!r}: a plugin's name is a lower-case C identifier of at most 40 "
-                                         "characters, not null and not strata...")
+                                         "characters, no keyword and not strata...")
+    if text in SHIPPED:
+        raise argparse.ArgumentTypeError(f"{text!r} comes with Strata; a manifest could not tell the two apart")
     return text
 
 

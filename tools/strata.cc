@@ -10,6 +10,7 @@
 #include "strata/strata.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <exception>
 #include <iostream>
 
@@ -48,6 +49,12 @@ int run(int argc, char** argv) {
   bool markdown = false;
   auto* check_command = app.add_subcommand("check", "every error and warning of a manifest, its plugins included");
   check_command->add_option("manifest", check_args.manifest, "the TOML file")->required();
+  check_command->footer(
+      "Goes on after an error, so that one run shows all that is wrong. Not known: of a file that is no TOML, "
+      "anything\n"
+      "else; which keys exclude each other while a value is wrong; which [plugin.NAME] sections have no effect while\n"
+      "there is any other error. What only an open plugin knows (ranges of its options, memory, devices, other ranks)\n"
+      "shows at strata_open.");
   const CLI::Validator assignment(
       [](const std::string& text) {
         return text.find('=') != std::string::npos ? std::string() : "\"" + text + "\" is not KEY=VALUE";
@@ -57,7 +64,7 @@ int run(int argc, char** argv) {
       ->allow_extra_args(false)
       ->check(assignment);
   check_command->add_option("--world", check_args.world, "number of ranks the batch sizes have to fit")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
       ->capture_default_str();
   auto* keys_command = app.add_subcommand("keys", "the commented reference manifest");
   keys_command->add_flag("--markdown", markdown, "as tables");

@@ -21,6 +21,7 @@ LARGER_PLUGINS = {
                          "reader and checks against damage"),
     "comm_local": (2000, "ranks as processes and ranks as threads meet differently below one exchange, and every wait "
                          "names who is missing"),
+    "comm_nccl": (1850, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
     "fault": (1280, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.

@@ -129,8 +129,8 @@ STRATA_API strata_status STRATA_CALL strata_commit(strata_engine *engine);
 STRATA_API strata_status STRATA_CALL strata_write_param(strata_engine *engine, strata_param param,
                                                         const strata_tensor *value, int32_t root);
 /* Copies a whole array of a param into `out` (CPU memory): "weight" in the param's dtype or F32; "master", "exp_avg",
- * "exp_avg_sq" and "grad" (reduced, unscaled sum; where stages 0 and 1 or accumulate_locally add up micro-batches, after
- * the last one) in F32. Joins the update. [collective]
+ * "exp_avg_sq" and "grad" (reduced, unscaled sum; where ranks add up micro-batches themselves, after the last one) in
+ * F32. Joins the update. [collective]
  * NOT_FOUND when the param has no such array */
 STRATA_API strata_status STRATA_CALL strata_read_param(strata_engine *engine, strata_param param, const char *array,
                                                        const strata_tensor *out);

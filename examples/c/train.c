@@ -112,32 +112,43 @@ static int backward(strata_engine* e, const layer* l, int batch, rows in, rows d
   return 0;
 }
 
-static int train(strata_engine* e) {
+/* One micro-batch of samples drawn from `seed`, forward and backward; adds its mean square error to `loss`. */
+static int micro_batch(strata_engine* e, const layer* layers, int batch, uint32_t* seed, double* loss) {
   static rows values[LAYERS + 1], d[2];
+  for (int n = 0; n < batch; ++n) values[0][n][0] = uniform(seed), values[0][n][1] = uniform(seed);
+  for (int k = 0; k < LAYERS; ++k) {
+    if (forward(e, &layers[k], k == LAYERS - 1, batch, values[k], values[k + 1])) return 1;
+  }
+  for (int n = 0; n < batch; ++n) {
+    const float target = sinf(3 * values[0][n][0] + values[0][n][1]);
+    const float error = values[LAYERS][n][0] - target;
+    *loss += error * error / batch;
+    d[LAYERS % 2][n][0] = 2 * error / (float)batch;
+  }
+  for (int k = LAYERS; k-- > 0;) {
+    if (backward(e, &layers[k], batch, values[k], d[(k + 1) % 2], d[k % 2])) return 1;
+  }
+  TRY(strata_end_backward(e));
+  return 0;
+}
+
+static int train(strata_engine* e) {
   layer layers[LAYERS];
   const char* text = NULL;
   TRY(strata_get_setting(e, "train_micro_batch_size_per_gpu", &text));
   const int batch = atoi(text);
   if (batch > MAX_BATCH) return fprintf(stderr, "a batch of %d: at most %d\n", batch, MAX_BATCH), 1;
+  TRY(strata_get_setting(e, "gradient_accumulation_steps", &text));
+  const int micro_batches = atoi(text); /* of one step; the update takes the mean of their gradients */
   if (make_model(e, layers)) return 1;
   uint32_t seed = 1000u + (uint32_t)strata_rank(e);
   for (int step = 1; step <= STEPS; ++step) {
-    for (int n = 0; n < batch; ++n) values[0][n][0] = uniform(&seed), values[0][n][1] = uniform(&seed);
-    for (int k = 0; k < LAYERS; ++k) {
-      if (forward(e, &layers[k], k == LAYERS - 1, batch, values[k], values[k + 1])) return 1;
-    }
     double loss = 0;
-    for (int n = 0; n < batch; ++n) {
-      const float target = sinf(3 * values[0][n][0] + values[0][n][1]);
-      const float error = values[LAYERS][n][0] - target;
-      loss += error * error / batch;
-      d[LAYERS % 2][n][0] = 2 * error / (float)batch;
+    for (int k = 0; k < micro_batches; ++k) {
+      if (micro_batch(e, layers, batch, &seed, &loss)) return 1;
     }
-    for (int k = LAYERS; k-- > 0;) {
-      if (backward(e, &layers[k], batch, values[k], d[(k + 1) % 2], d[k % 2])) return 1;
-    }
-    TRY(strata_end_backward(e));
     TRY(strata_step(e, NULL)); /* returns while the update runs; the next fetch of a unit waits for its own part */
+    loss /= micro_batches;
     if (strata_rank(e) == 0 && (step == 1 || step % 50 == 0)) printf("step %3d  loss %.5f\n", step, loss);
   }
   TRY(strata_wait(e)); /* the last update may still run, and may fail */

@@ -17,6 +17,7 @@ import numpy as np
 import strata
 
 CONTEXT, EMBED, HIDDEN = 16, 24, 256
+LAST = 10  # steps that the last line takes the mean of
 SIZES = [CONTEXT * EMBED, HIDDEN, HIDDEN, 256]  # of each layer's input, and of the logits
 
 
@@ -102,6 +103,9 @@ def train(args, thread_rank=None):
                 tokens = every * micro_batches * batch * engine.world
                 print(f"step {step:5}  loss {np.mean(losses[-every * micro_batches:]):.4f}  "
                       f"norm {engine.info().grad_norm:.3f}  {tokens / seconds:,.0f} tokens/s", flush=True)
+        if engine.rank == 0:
+            print(f"{args.steps} steps, mean loss of the last {min(args.steps, LAST)}: "
+                  f"{np.mean(losses[-LAST * micro_batches:]):.4f}")
         return losses
 
 

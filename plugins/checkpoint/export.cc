@@ -160,9 +160,9 @@ void check_marks(const strata_ckpt_save& save) {
 // Of a weight file alone: its directory, empty.
 void make_room(const strata_ckpt_save& save) {
   if (exists(save.committed)) raise(STRATA_ALREADY_EXISTS, save.committed, ": a file of this name exists");
-  make_directories(save.root);
+  if (!exists(save.root)) raise(STRATA_NOT_FOUND, save.committed, ": there is no directory ", save.root);
   remove_tree(save.partial);
-  make_directories(save.partial);
+  make_directory(save.partial);
 }
 
 }  // namespace

@@ -68,17 +68,17 @@ std::vector<std::string> list_directory(const std::string& path) {
   return names;
 }
 
-void make_directories(const std::string& path) {
+bool make_directory(const std::string& path) {
   struct stat s {};
-  if (::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode)) return;
   const std::string parent = directory_of(path);
-  if (parent != path && parent != "." && parent != "/") make_directories(parent);
   if (::mkdir(path.c_str(), 0777) != 0) {
     const int e = errno;
-    if (e == EEXIST && ::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode)) return;  // another rank was faster
+    if (e == EEXIST && ::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode)) return false;
+    if (e == ENOENT && !exists(parent)) raise(STRATA_NOT_FOUND, path, ": there is no directory ", parent);
     raise_errno(e, "make directory", path);
   }
   sync_path(parent);
+  return true;
 }
 
 void sync_path(const std::string& path) {

@@ -11,7 +11,8 @@ bool exists(const std::string& path);
 uint64_t file_size(const std::string& path);
 std::vector<std::string> list_directory(const std::string& path);  // without "." and ".."
 
-void make_directories(const std::string& path);
+// One level; true when it was this call that made it. NOT_FOUND when its parent is not there.
+bool make_directory(const std::string& path);
 void sync_path(const std::string& path);  // a file or a directory
 void rename_over(const std::string& from, const std::string& to);
 // Never replaces: ALREADY_EXISTS.

@@ -22,6 +22,19 @@ std::string read_tag(const std::string& path) {
   return tag;
 }
 
+// What is committed in `root`, for an error.
+std::string tags_in(const std::string& root) {
+  constexpr size_t kShown = 20;
+  std::vector<std::string> tags;
+  for (const std::string& name : list_directory(root))
+    if (name[0] != '.' && exists(root + "/" + name + "/index.h5")) tags.push_back(name);
+  if (tags.empty()) return "no checkpoint was committed in " + root;
+  std::sort(tags.begin(), tags.end());
+  std::string text = "name a tag; there are: ";
+  for (size_t k = 0; k < std::min(tags.size(), kShown); ++k) text += (k ? ", " : "") + tags[k];
+  return text + (tags.size() > kShown ? " and " + std::to_string(tags.size() - kShown) + " more" : "");
+}
+
 // The tag in <root>/latest; or in .latest.next, when a kill came after that checkpoint was committed and before its
 // name was moved. A name of a checkpoint that is not there announced a save that was never committed.
 std::string latest_tag(const std::string& root) {
@@ -30,10 +43,11 @@ std::string latest_tag(const std::string& root) {
     const std::string tag = read_tag(next);
     if (exists(root + "/" + tag)) return tag;
   }
-  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": there is no such file; no checkpoint was committed in ", root);
+  if (!exists(root)) raise(STRATA_NOT_FOUND, root, ": there is no such directory");
+  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": there is no such file; ", tags_in(root));
   const std::string tag = read_tag(path);
   if (!exists(root + "/" + tag)) {
-    raise(STRATA_NOT_FOUND, path, " names '", tag, "', but there is no ", root, "/", tag);
+    raise(STRATA_NOT_FOUND, path, " names '", tag, "', but there is no ", root, "/", tag, "; ", tags_in(root));
   }
   return tag;
 }

@@ -28,9 +28,11 @@ uint64_t blocks_of(uint64_t bytes) { return (bytes + kHashBlock - 1) / kHashBloc
 
 // The directories and, in them, a locked file. Another rank may be removing the partial directory of an abandoned
 // save at this moment: then it is made again.
-void make_partial(strata_ckpt_save& save, const std::string& temporary) {
+void make_partial(const strata_ckpt& self, strata_ckpt_save& save, const std::string& temporary) {
+  if (make_directory(save.root))
+    self.host->log(self.host->ctx, STRATA_LOG_INFO, "checkpoint", (save.root + ": made, it was not there").c_str());
   for (int attempt = 0;; ++attempt) {
-    make_directories(save.partial);
+    make_directory(save.partial);
     try {
       WriterLock finished;
       finished.take(save.file, false);
@@ -149,7 +151,7 @@ void write_rank_file(strata_ckpt& self, const strata_ckpt_save_args& args, strat
   const std::string temporary = save.partial + "/." + name;
   save.has_rank_files = true;
   save.file = save.partial + "/" + name;
-  make_partial(save, temporary);
+  make_partial(self, save, temporary);
   try {
     require_space(save.partial, data_bytes(d) + kMetadataPerArray * array_count(d));
     const std::vector<ArrayPlace> places = lay_out(temporary, d);

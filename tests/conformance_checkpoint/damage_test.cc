@@ -88,6 +88,19 @@ TEST_F(Damage, LatestThatLeadsNowhere) {
   EXPECT_EQ(difference(model, dir.path, "t"), "");
 }
 
+TEST_F(Damage, WithoutLatestTheCommittedTagsAreNamed) {
+  fs::create_directories(dir.path + "/.u.partial");
+  fs::create_directories(dir.path + "/not_a_checkpoint");
+  ASSERT_EQ(save(model, dir.path, "s9"), STRATA_OK);
+  fs::remove(dir.path + "/latest");
+  EXPECT_EQ(open_only(dir.path, nullptr).text,
+            "checkpoint load: " + dir.path + "/latest: there is no such file; name a tag; there are: s9, t");
+  write_file(dir.path + "/latest", "gone\n");
+  EXPECT_THAT(open_only(dir.path, nullptr).text, HasSubstr("there are: s9, t"));
+  EXPECT_THAT(open_only(dir.path + "/t", nullptr).text, HasSubstr("no checkpoint was committed in"));
+  EXPECT_THAT(open_only(dir.path + "/nope", nullptr).text, HasSubstr("/nope: there is no such directory"));
+}
+
 TEST_F(Damage, FilesOfAnotherCheckpoint) {
   Model other = ordinary_model(2);
   other.shard(2);

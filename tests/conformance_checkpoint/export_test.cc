@@ -183,6 +183,16 @@ TEST(Export, NeverReplacesAFile) {
   EXPECT_EQ(read_file(dir.path + "/w.h5"), "mine");
 }
 
+TEST(Export, MakesNoDirectoryForTheFile) {
+  TempDir dir;
+  Model m = ordinary_model();
+  m.shard(2);
+  EXPECT_EQ(export_file(m, dir.path + "/typo", "w.h5"), STRATA_NOT_FOUND);
+  EXPECT_EQ(failure_text(STRATA_NOT_FOUND),
+            "checkpoint export: " + dir.path + "/typo/w.h5: there is no directory " + dir.path + "/typo");
+  EXPECT_TRUE(fs::is_empty(dir.path));
+}
+
 TEST(Export, RefusesNamesThatSafetensorsKeeps) {
   TempDir dir;
   for (const char* name : {"__metadata__", "__hdf5_00000__"}) {
@@ -218,6 +228,7 @@ TEST(Export, ARankInAnotherDirectoryOrWithOtherArgumentsIsRefused) {
   strata_ckpt_save *zero = nullptr, *one = nullptr;
   SaveArgs args(m, dir.path + "/here", "w.h5", 0), lost(m, dir.path + "/there", "w.h5", 1),
       wrong(other, dir.path + "/here", "w.h5", 1);
+  fs::create_directory(dir.path + "/here");
   ASSERT_EQ(instance.api->export_weights(instance.self, &args.c, 0, &zero), STRATA_OK);
   EXPECT_EQ(instance.api->export_weights(instance.self, &lost.c, 1, &one), STRATA_FAILED_PRECONDITION);
   EXPECT_THAT(failure_text(STRATA_FAILED_PRECONDITION), HasSubstr(dir.path + "/there"));

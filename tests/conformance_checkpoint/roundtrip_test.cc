@@ -43,6 +43,26 @@ TEST(Roundtrip, EveryWorldAndCut) {
   }
 }
 
+TEST(Roundtrip, MakesItsRootAndSaysSoOnceButNotItsParent) {
+  TempDir dir;
+  Model m = ordinary_model(1);
+  m.shard(2);
+  const std::string root = dir.path + "/checkpoints";
+  EXPECT_EQ(failed_write(m, root + "/typo", "t", STRATA_NOT_FOUND),
+            "checkpoint write: " + root + "/typo: there is no directory " + root);
+  EXPECT_TRUE(fs::is_empty(dir.path));
+  Instance instance(0, 2);
+  std::vector<strata_ckpt_save*> saves(2);
+  for (int r = 0; r < 2; ++r) {
+    SaveArgs args(m, root, "t", r);
+    ASSERT_EQ(instance.api->write(instance.self, &args.c, &saves[static_cast<size_t>(r)]), STRATA_OK);
+  }
+  for (strata_ckpt_save* s : saves) EXPECT_EQ(instance.api->commit(instance.self, s), STRATA_OK);
+  int said = 0;
+  for (const std::string& line : instance.rank->log_lines) said += line.find(root + ": made") != std::string::npos;
+  EXPECT_EQ(said, 1);
+}
+
 TEST(Roundtrip, ContentsAreRealData) {  // a comparison that cannot fail would pass the test above
   TempDir dir;
   Model m = ordinary_model(1), other = ordinary_model(2);

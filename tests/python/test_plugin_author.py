@@ -55,8 +55,9 @@ def test_no_installed_text_names_the_first_place(prefix):
 def test_a_host_by_pkg_config_trains_with_installed_plugins(prefix, tmp_path):
     env = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
     flags = run("pkg-config", "--cflags", "--libs", "strata", **env).split()
+    libraries = run("pkg-config", "--variable=libdir", "strata", **env).strip()
     program = tmp_path / "train"
-    run("cc", "-std=c11", ROOT / "examples" / "c" / "train.c", *flags, "-lm", f"-Wl,-rpath,{prefix / 'lib'}", "-o",
+    run("cc", "-std=c11", ROOT / "examples" / "c" / "train.c", *flags, "-lm", f"-Wl,-rpath,{libraries}", "-o",
         program)
     assert "step 200" in run(program, ROOT / "examples" / "c" / "train.toml")
 
@@ -115,6 +116,19 @@ def test_a_plugin_without_its_entry_does_not_build(prefix, tmp_path):
     assert result.returncode != 0
     assert "must export strata_plugin_entry_v1" in result.stdout + result.stderr
     assert not (folder / "build" / "plugins" / "mine.so").exists()
+    assert not (folder / "build" / "plugins" / "mine.toml").exists(), "found by every search, and broken"
+
+
+def test_a_plugin_is_found_when_it_is_built_and_as_its_toml_is_now(prefix, tmp_path):
+    folder, copy = tmp_path / "mine", tmp_path / "mine" / "build" / "plugins" / "mine.toml"
+    make("mine", "--interface", "strata.offload/1", folder)
+    run("cmake", "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
+    assert not copy.exists()
+    for text in ("mine: ", "mine, edited: "):
+        source = folder / "mine.toml"
+        source.write_text(source.read_text().replace("mine: ", text))
+        run("cmake", "--build", folder / "build")
+        assert text in copy.read_text()
 
 
 def test_conformance_tests_run_on_a_plugin_from_outside(prefix, tmp_path):
@@ -131,6 +145,9 @@ def test_conformance_tests_run_on_a_plugin_from_outside(prefix, tmp_path):
     (["x"], 2, "--interface"), (["x", "--interface", "strata.offload/2"], 2, "invalid choice"),
     (["Upper", "--interface", "strata.offload/1"], 2, "lower-case C identifier"),
     (["strata_x", "--interface", "strata.offload/1"], 2, "not strata"),
+    (["null", "--interface", "strata.offload/1"], 2, "comes with Strata"),
+    (["comm_local", "--interface", "strata.offload/1", "elsewhere"], 2, "comes with Strata"),
+    (["register", "--interface", "strata.offload/1"], 2, "no keyword"),
     (["x", "--interface", "strata.offload/1", ROOT / "plugins" / "y"], 2, "is plugins/x"),
     (["null_", "--interface", "strata.offload/1", ROOT / "plugins"], 1, "exists already"),
     (["x", "--interface", "strata.offload/1", "/proc/nowhere/x"], 1, "/proc/nowhere")])

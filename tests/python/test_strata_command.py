@@ -42,7 +42,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     [], ["chekc"], ["check"], ["check", GOOD, "--wrold", "2"], ["check", GOOD, "--world", "0"],
-    ["check", GOOD, "--world", "two"], ["check", GOOD, "--set"], ["check", GOOD, "--set", "no_assignment"],
+    ["check", GOOD, "--world", "two"], ["check", GOOD, "--world", str(2**31)],
+    ["check", GOOD, "--set"], ["check", GOOD, "--set", "no_assignment"],
     ["keys", "--html"], ["keys", "more"], ["plugins", "a", "b"], ["version", "x"]])
 def test_usage_errors_are_2(arguments):
     code, out, err = run(*arguments)
@@ -90,6 +91,10 @@ WRONG = {
     "an unused section": (BATCH + "[plugin.offload_cpu]\nbudget_bytes = 1\n", "[plugin.offload_cpu] has no effect"),
     "said twice": (BATCH + "[optimizer.params]\nstate_layout = 'split'\n[plugin.optim_adamw]\nlayout = 'split'\n",
                    "say the same thing"),
+    "an idle tier's plugin": (BATCH + "[plugins]\noffload_cpu = 'null'\n",
+                              "run.toml:3:1: `plugins.offload_cpu` has no effect"),
+    "a search folder": (BATCH + "[plugins]\npath = ['nowhere']\n", "run.toml:3:1: `plugins.path`: "),
+    "a path": (BATCH + "[plugins]\noptimizer = './mine'\n", "run.toml:3:1: `plugins.optimizer`: plugin ./mine was not"),
     "no taker": (BATCH + "[optimizer.params]\nstate_layout = 'split'\n[plugins]\noptimizer = 'null'\n",
                  "state_layout has no effect"),
 }
@@ -111,6 +116,30 @@ def test_check_reports_all_errors_at_once(manifest):
     assert code == 1
     for text in ("plugin nowhere", "plugin.comm_local.isaa", "batch sizes"):
         assert err.count(text) == 1, err
+
+
+@pytest.mark.parametrize("first", ["stag = 3\n", "zero_optimization.stage = 9\n", "plugins.path = ['nowhere']\n"])
+def test_an_error_hides_none_of_a_later_check(manifest, first):
+    """Nor does the last line leave open what became of it."""
+    path = manifest(first + "plugins.device = './nobody'\nplugins.optimizer = 'comm_local'\ntrain_batch_size = 8\n"
+                    "[plugin.comm_local]\nisaa = 'x'\n[plugin.offload_cpu]\nbudget_byte = 1\n")
+    code, out, err = run("check", path, "--world", "3")
+    assert code == 1 and "no errors" not in out
+    for text in (f"{path}:1:", f"{path}:2:9: `plugins.device`: plugin ./nobody", f"{path}:3:9: `plugins.optimizer`",
+                 "plugin.comm_local.isaa", "`plugin.offload_cpu.budget_byte`;", "with --world 3"):
+        assert err.count(text) == 1, err
+    assert re.search(r"checkpoint +checkpoint [\d.]+, ", out), out
+    assert err.splitlines()[-1] == f"{path}: refused: strata_open would fail on these errors"
+
+
+def test_an_error_brings_no_others_along(manifest):
+    """A batch size that could not be read is no missing one, and what may follow from an error is not reported."""
+    code, _, err = run("check", manifest("train_batch_size = 'x'\n[plugin.offload_cpu]\nbudget_bytes = 1\n"))
+    assert code == 1 and len(err.splitlines()) == 2, err
+    path = manifest("this is no TOML")
+    code, out, err = run("check", path)
+    assert code == 1 and out == ""
+    assert err.splitlines()[-1].endswith("on these errors; nothing else could be checked")
 
 
 def test_check_fits_the_batch_to_the_world(manifest):

@@ -75,3 +75,4 @@ def test_the_command_line(text):
     line = r"^step +\d+  loss ([\d.]+)  norm [\d.]+  [\d,]+ tokens/s$"
     losses = [float(x) for x in re.findall(line, out, flags=re.M)]
     assert len(losses) == 2 and losses[1] < losses[0]
+    assert out.splitlines()[-1] == f"20 steps, mean loss of the last 10: {losses[1]:.4f}"

@@ -104,6 +104,25 @@ TEST(ManifestRules, TierKeysNeedTheirTier) {
               HasSubstr("must be 4 to 1024, got 3"));
 }
 
+TEST(ManifestRules, PluginsOfATierNeedTheirTier) {
+  const std::string o = "zero_optimization.offload_optimizer.", p = "zero_optimization.offload_param.";
+  EXPECT_EQ(refusal("plugins.offload_cpu = \"mine\""),
+            "m.toml:1:9: `plugins.offload_cpu` has no effect: neither `zero_optimization.offload_optimizer.device` nor "
+            "`zero_optimization.offload_param.device` is \"cpu\" (no_effect_keys = \"warn\" lets such keys pass)");
+  EXPECT_THAT(refusal("plugins.offload_nvme = \"mine\"\n" + o + "device = \"cpu\""), HasSubstr("offload_nvme` has no"));
+  const std::string stage3 = "\nzero_optimization.stage = 3\n", mine = "plugins.offload_cpu = \"mine\"\n";
+  accepted(mine + o + "device = \"cpu\"");
+  const std::string of_params = mine + p + "device = \"cpu\"" + stage3;
+  accepted(of_params);
+  for (const std::string& idle : {p + "device=none", std::string("zero_optimization.stage=2")}) {
+    std::vector<std::string> warnings;
+    accepted(of_params, {idle}, &warnings);
+    EXPECT_THAT(warnings, ::testing::Contains(HasSubstr("`plugins.offload_cpu` has no effect"))) << idle;
+  }
+  EXPECT_THAT(refusal(stage3, {"plugins.offload_cpu=mine", o + "device=none"}),
+              HasSubstr("offload_cpu` has no effect"));
+}
+
 TEST(ManifestRules, Contradictions) {
   EXPECT_THAT(refusal("fp16.enabled = true"), HasSubstr("loss scaling, which is not there yet"));
   EXPECT_EQ(refusal("optimizer.params.adam_w_mode = false"),
@@ -114,7 +133,7 @@ TEST(ManifestRules, Contradictions) {
 
 TEST(ManifestRules, AWrongValueDoesNotCauseFollowUpErrors) {
   EXPECT_EQ(refusal("[zero_optimization]\nstage = 7\nmax_live_parameters = 1"),
-            "m.toml:2:1: `zero_optimization.stage` must be 0 to 3, got 7");
+            "m.toml:2:1: `zero_optimization.stage` must be at most 3, got 7");
 }
 
 }  // namespace

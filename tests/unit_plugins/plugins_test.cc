@@ -299,23 +299,42 @@ TEST_F(Plugins, OptionsComeWithDefaultsAndMapNothing) {
   EXPECT_TRUE(set.describe().empty());
 }
 
+TEST_F(Plugins, PathsOfTheManifestThatAreNotThereAreNamedWithTheirPlace) {
+  Settings settings;
+  settings.manifest_dir = dir.path().string() + "/.";
+  settings.plugins.path = {"./nowhere", "good.so", "apart"};
+  settings.plugins.optimizer = "././gone";
+  settings.given = {{"plugins.path", "m.toml:2:1"}, {"plugins.optimizer", "m.toml:3:1"}};
+  dir.install("good", VariantDir::good_toml("good", kOptions));
+  dir.install("newer_minor", VariantDir::good_toml("newer_minor", kOptions), "apart");
+  PluginSearch search = here();
+  search.manifest_dir = settings.manifest_dir;
+  PluginSet set(search, {});
+  const std::string at = dir.path().string() + "/";
+  EXPECT_EQ(set.check_options(settings).text(),
+            "m.toml:2:1: `plugins.path`: " + at + "nowhere is no directory\n" +      //
+                "m.toml:2:1: `plugins.path`: " + at + "good.so is no directory\n" +  //
+                "m.toml:3:1: `plugins.optimizer`: plugin ././gone was not found; tried:\n  " + at +
+                "gone.toml: no such file");
+}
+
 TEST_F(Plugins, EverySectionIsCheckedAndMustBeUsed) {
   dir.install("good", VariantDir::good_toml("good", kOptions));
   dir.install("newer_minor", VariantDir::good_toml("newer_minor", kOptions), "apart");
   options["good"] = {{"budgt", int64_t{1}, "m.toml:2:1"}};
   options["newer_minor"] = {{"budget", true, "m.toml:4:1"}};
   options["goood"] = {{"budget", int64_t{1}, "m.toml:6:1"}};
-  PluginChoices choices;
-  choices.offload_cpu = "apart/newer_minor";
+  Settings settings;
+  settings.plugins.offload_cpu = "apart/newer_minor";
   PluginSet set(here(), options);
-  const std::string text = set.check_options(choices).text();
+  const std::string text = set.check_options(settings).text();
   EXPECT_THAT(text, HasSubstr("m.toml:2:1: unknown key `plugin.good.budgt`; did you mean `plugin.good.budget`?"));
   EXPECT_THAT(text, HasSubstr("m.toml:4:1: `plugin.newer_minor.budget` must be a whole number, got true"));
   EXPECT_THAT(text, HasSubstr("m.toml:6:1: [plugin.goood]: plugin goood was not found"));
 
   options = {{"good", {{"budget", int64_t{1}, "m.toml:2:1"}}}, {"newer_minor", {{"budget", 1.0, "m.toml:4:1"}}}};
   PluginSet fine(here(), options);
-  ASSERT_TRUE(fine.check_options(choices).ok());
+  ASSERT_TRUE(fine.check_options(settings).ok());
   const void* table = nullptr;
   ASSERT_TRUE(fine.find("good", STRATA_OFFLOAD, &table).ok());
   EXPECT_EQ(fine.check_all_used().text(),

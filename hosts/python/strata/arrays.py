@@ -61,7 +61,7 @@ def tensor_of(array, what):
     array = np.asarray(array, order="C")
     code = _CODE_OF_NUMPY.get(array.dtype)
     if code is None or not array.dtype.isnative:
-        raise InvalidArgument(f"{what}: a {array.dtype} array; pass float32, float16 or strata.bfloat16")
+        raise InvalidArgument(f"{what}: an array of {array.dtype}; pass float32, float16 or strata.bfloat16")
     return _abi.strata_tensor(data=array.__array_interface__["data"][0], device_type=_abi.CPU, dtype=code,
                               ndim=array.ndim, shape=shape_of(array.shape)), array
 
