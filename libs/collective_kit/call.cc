@@ -31,7 +31,7 @@ Error Call::read(uint64_t call_number, Op operation, const strata_coll_args& arg
   if (root < 0 || root >= world_) {
     return {STRATA_INVALID_ARGUMENT, join(what, ": root ", root, " in a world of ", world_)};
   }
-  return op == Op::kBarrier ? Error() : read_items(args);
+  return op == Op::kBarrier || op == Op::kExchange ? Error() : read_items(args);
 }
 
 Error Call::read_items(const strata_coll_args& args) {
@@ -111,6 +111,13 @@ void Call::describe(const strata_coll_args& args, Post* post) const {
   post->tag = args.tag;
   post->items = items.size();
   std::strncpy(post->label, args.label ? args.label : "", sizeof(post->label) - 1);
+}
+
+void Call::describe(const strata_coll_args& args, ShownPost* post) const {
+  describe(args, static_cast<Post*>(post));
+  for (size_t k = 0; k < std::min<size_t>(items.size(), ShownPost::kItemsShown); ++k) {
+    post->shown[k] = {items[k].count, items[k].in_dtype, items[k].out_dtype};
+  }
 }
 
 }  // namespace strata::collective_kit

@@ -46,6 +46,7 @@ class Call {
   Error bad_item(size_t index, const std::string& why) const;
   // What the other ranks compare with theirs.
   void describe(const strata_coll_args& args, Post* post) const;
+  void describe(const strata_coll_args& args, ShownPost* post) const;
 
  private:
   Error read_items(const strata_coll_args& args);

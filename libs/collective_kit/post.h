@@ -11,7 +11,16 @@
 
 namespace strata::collective_kit {
 
-enum class Op : int32_t { kOpen = 0, kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll, kBarrier };
+enum class Op : int32_t {
+  kOpen = 0,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kBarrier,
+  kExchange  // where it is not an all-gather
+};
 const char* op_name(Op op);
 
 // Call number `call` of a rank; equal on all ranks but for the label.
@@ -33,9 +42,16 @@ struct Shape {
   strata_dtype out_dtype;
 };
 
+// A post for plugins that send it as a message: with the first items, for the text of a difference.
+struct ShownPost : Post {
+  static constexpr uint64_t kItemsShown = 16;
+  Shape shown[kItemsShown];
+};
+
 bool same(const Post& a, const Post& b);
 // "call 3: rank 0 is in all_gather ..., rank 1 in barrier ..."
 std::string difference(const Post& a, int rank_a, const Post& b, int rank_b);
+std::string difference(const ShownPost& a, int rank_a, const ShownPost& b, int rank_b);
 // True when the posts are of one operation with as many items, so that only items can make the difference.
 bool differ_in_items(const Post& a, const Post& b);
 // "; item 2 is 8 x f32 to f32 there and 4 x f32 to f32 here", or "" where they are the same.

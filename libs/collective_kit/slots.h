@@ -37,12 +37,15 @@ constexpr uint64_t kLargestExchange = 1 << 20;  // bytes a rank gives
 //   Error fail(const Error& mine, const Error& others)
 //                                              keeps the first failure, tells the others; returns the one that is kept
 //   std::string who()                          this rank, in errors that others show
+// and, where small messages of the host have a channel of their own,
+//   Error exchange(const void* in, void* out, uint64_t bytes, const strata_coll_args&, const Deadline&)
+//                                              without it an exchange is an all-gather, through memory of `alloc`
 struct Comm {
   const strata_host* host = nullptr;
   int64_t deadline_ns = 0;
   pid_t pid = 0;
 
-  // For `exchange`, where the plugin's own memory is host memory.
+  // For an exchange by all-gather.
   void* mailbox = nullptr;
   uint64_t mailbox_bytes = 0;
 
@@ -110,14 +113,18 @@ class Slots {
     if (!e.ok()) self->host->log(self->host->ctx, STRATA_LOG_HOST_MISBEHAVING, Instance::kName, e.text().c_str());
   }
 
+  static Deadline deadline_of(const Instance* self, const strata_coll_args& args) {
+    const int64_t given = args.deadline_ns;
+    return Deadline::after(given > 0 ? std::min(given, self->deadline_ns) : self->deadline_ns);
+  }
+
   static Error run(Instance* self, Op op, const strata_coll_args* args, strata_event* done) {
     if (Error e = self->check_process(); !e.ok()) return e;
     if (!args || !STRATA_HAS(args, strata_coll_args, deadline_ns)) {
       return self->fail({STRATA_INVALID_ARGUMENT, "a collective without arguments, or with a short struct"},
                         {STRATA_FAILED_PRECONDITION, self->who() + " gave up: it called without arguments"});
     }
-    const int64_t given = args->deadline_ns;
-    const auto deadline = Deadline::after(given > 0 ? std::min(given, self->deadline_ns) : self->deadline_ns);
+    const Deadline deadline = deadline_of(self, *args);
     Error e = plugin_kit::attempt([&] { return self->run(op, *args, deadline, done); });
     return e.ok() ? e : self->fail(e, e);  // keeps what is kept already; new only when memory ran out
   }
@@ -130,8 +137,7 @@ class Slots {
     return collective<Op::kBarrier>(self, args, nullptr);
   }
 
-  // An all-gather through memory of the plugin, which the caller's is not. A plugin with a channel of its own for small
-  // messages has an `exchange` instead.
+  // An all-gather through memory of the plugin, which the caller's is not.
   static Error exchange_by_gather(Instance* self, const void* in, void* out, uint64_t bytes,
                                   const strata_coll_args* args) {
     strata_collective_caps caps{};
@@ -161,7 +167,14 @@ class Slots {
                                                         std::to_string(kLargestExchange) + ", or without arguments"},
                           {STRATA_FAILED_PRECONDITION, self->who() + " gave up: it called exchange wrongly"});
       }
-      return plugin_kit::attempt([&] { return exchange_by_gather(self, in, out, bytes, args); });
+      if constexpr (requires { self->exchange(in, out, bytes, *args, deadline_of(self, *args)); }) {
+        if (Error e = self->check_process(); !e.ok()) return e;
+        const Deadline deadline = deadline_of(self, *args);
+        Error e = plugin_kit::attempt([&] { return self->exchange(in, out, bytes, *args, deadline); });
+        return e.ok() ? e : self->fail(e, e);
+      } else {
+        return plugin_kit::attempt([&] { return exchange_by_gather(self, in, out, bytes, args); });
+      }
     });
   }
 

@@ -54,7 +54,7 @@ Error strata_comm::open(const strata_open_args& args) {
   Isa isa;
   const std::string asked = strata::plugin_kit::Options(args.options).text("isa", "auto");
   if (Error e = read_isa(asked, &isa); !e.ok()) return e;
-  if (Error e = identify(args, &id_); !e.ok()) return e;
+  if (Error e = identify_here(args, &id_); !e.ok()) return e;
   const Deadline deadline = Deadline::after(deadline_ns);
   Error e = id_.world == 1 ? meet_alone(&met_)
             : id_.threads  ? meet_threads(id_, deadline, &met_)

@@ -1,200 +1,20 @@
 #include "env.h"
 
-#include <cstdlib>
-#include <vector>
-
 #include "board.h"
 
 namespace comm_local {
-namespace {
 
-// One launcher's contract. Optional names may be absent; `job` lists where the job's name comes from, all that are set
-// joined by '.', because torchrun calls every static run "none" and Slurm numbers steps within a job.
-struct Launcher {
-  const char* name;
-  const char* rank;
-  const char* world;
-  const char* local_rank;
-  const char* local_world;  // NULL: the launcher has none, see `nodes`
-  const char* nodes;        // a count of machines that must be 1 where it is set
-  bool local_required;
-  bool world_marks;  // the world size alone already says that this launcher is at work
-  std::vector<const char*> job;
-  bool job_all;  // every job variable is required, not just one
-};
+using strata::rank_env::wrong_identity;
 
-const std::vector<Launcher>& launchers() {
-  static const std::vector<Launcher> all = {
-      {"STRATA",
-       "STRATA_RANK",
-       "STRATA_WORLD_SIZE",
-       "STRATA_LOCAL_RANK",
-       "STRATA_LOCAL_WORLD_SIZE",
-       nullptr,
-       false,
-       true,
-       {"STRATA_JOB"},
-       true},
-      {"torchrun",
-       "RANK",
-       "WORLD_SIZE",
-       "LOCAL_RANK",
-       "LOCAL_WORLD_SIZE",
-       nullptr,
-       true,
-       true,
-       {"TORCHELASTIC_RUN_ID", "MASTER_PORT"},
-       false},
-      {"Open MPI",
-       "OMPI_COMM_WORLD_RANK",
-       "OMPI_COMM_WORLD_SIZE",
-       "OMPI_COMM_WORLD_LOCAL_RANK",
-       "OMPI_COMM_WORLD_LOCAL_SIZE",
-       nullptr,
-       true,
-       true,
-       {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
-       false},
-      // An salloc shell has SLURM_NTASKS without being a task, so only SLURM_PROCID marks one.
-      {"Slurm",
-       "SLURM_PROCID",
-       "SLURM_NTASKS",
-       "SLURM_LOCALID",
-       nullptr,
-       "SLURM_STEP_NUM_NODES",
-       true,
-       false,
-       {"SLURM_JOB_ID", "SLURM_STEP_ID"},
-       true},
-  };
-  return all;
-}
-
-const char* value_of(const char* name) {
-  const char* value = name ? std::getenv(name) : nullptr;
-  return value && *value ? value : nullptr;
-}
-
-bool parse(const char* text, int* out) {
-  int64_t value = 0;
-  for (const char* p = text; *p; ++p) {
-    if (*p < '0' || *p > '9' || p - text > 8) return false;
-    value = value * 10 + (*p - '0');
+Error identify_here(const strata_open_args& args, Identity* out) {
+  if (Error e = strata::rank_env::identify(args, out); !e.ok()) return e;
+  const std::string one_machine = "comm_local joins the ranks of one machine only";
+  if (!out->machines.empty()) return {STRATA_INVALID_ARGUMENT, out->machines + ": " + one_machine};
+  if (out->local_world != out->world) return wrong_identity(*out, one_machine + ": local world must be world");
+  if (out->world > kMaxRanks) {
+    return wrong_identity(*out, "comm_local serves at most " + std::to_string(kMaxRanks) + " ranks");
   }
-  *out = static_cast<int>(value);
-  return true;
-}
-
-// Reads one number; a missing required one goes to `missing`.
-Error read_number(const Launcher& from, const char* name, bool required, int* out, std::string* missing) {
-  const char* text = value_of(name);
-  if (!text) {
-    if (required) *missing += std::string(missing->empty() ? "" : ", ") + name;
-    return {};
-  }
-  if (parse(text, out)) return {};
-  return {STRATA_INVALID_ARGUMENT, std::string("environment of ") + from.name + ": " + name + "=\"" + text +
-                                       "\" is not a number from 0 to 999999999"};
-}
-
-Error read_job(const Launcher& from, Identity* out, std::string* missing) {
-  std::string job;
-  for (const char* name : from.job) {
-    if (const char* text = value_of(name)) {
-      job += (job.empty() ? "" : ".") + std::string(text);
-    } else if (from.job_all) {
-      *missing += std::string(missing->empty() ? "" : ", ") + name;
-    }
-  }
-  if (job.empty() && !from.job_all) {
-    *missing += std::string(missing->empty() ? "" : ", ") + from.job[0] + " or " + from.job[1];
-  }
-  out->job = job;
   return {};
-}
-
-Error read_launcher(const Launcher& from, bool need_job, Identity* out) {
-  std::string missing;
-  int nodes = 1;
-  out->local_rank = -1;
-  out->local_world = -1;
-  Error e = read_number(from, from.rank, true, &out->rank, &missing);
-  if (e.ok()) e = read_number(from, from.world, true, &out->world, &missing);
-  if (e.ok()) e = read_number(from, from.local_rank, from.local_required, &out->local_rank, &missing);
-  if (e.ok() && from.local_world) {
-    e = read_number(from, from.local_world, from.local_required, &out->local_world, &missing);
-  }
-  if (e.ok() && from.nodes) e = read_number(from, from.nodes, false, &nodes, &missing);
-  if (e.ok() && need_job) e = read_job(from, out, &missing);
-  if (!e.ok()) return e;
-  if (!missing.empty()) {
-    return {STRATA_INVALID_ARGUMENT, std::string("environment of ") + from.name + " is incomplete: " + missing +
-                                         " not set; set them all, or none for a single rank"};
-  }
-  if (nodes != 1) {
-    return {STRATA_INVALID_ARGUMENT,
-            std::string(from.nodes) + "=" + std::to_string(nodes) + ": comm_local joins the ranks of one machine only"};
-  }
-  if (out->local_rank < 0) out->local_rank = out->rank;
-  if (out->local_world < 0) out->local_world = out->world;
-  return {};
-}
-
-bool marked(const Launcher& launcher) {
-  if (value_of(launcher.rank)) return true;
-  if (!launcher.world_marks) return false;
-  return value_of(launcher.world) || value_of(launcher.local_rank) || value_of(launcher.local_world);
-}
-
-Error check(const Identity& id) {
-  auto bad = [&](const std::string& why) {
-    return Error(STRATA_INVALID_ARGUMENT, "rank " + std::to_string(id.rank) + " of world " + std::to_string(id.world) +
-                                              " (local " + std::to_string(id.local_rank) + " of " +
-                                              std::to_string(id.local_world) + "): " + why);
-  };
-  if (id.world < 1 || id.rank < 0 || id.rank >= id.world) return bad("the rank must be from 0 to world - 1");
-  if (id.local_world != id.world)
-    return bad("comm_local joins the ranks of one machine only: local world must be world");
-  if (id.local_rank < 0 || id.local_rank >= id.local_world) return bad("the local rank must be below the local world");
-  if (id.world > kMaxRanks) return bad("comm_local serves at most " + std::to_string(kMaxRanks) + " ranks");
-  if (id.world > 1 && id.job.empty()) return bad("ranks meet by the name of their job, and none is given");
-  return {};
-}
-
-}  // namespace
-
-Error identify(const strata_open_args& args, Identity* out) {
-  *out = Identity();
-  out->threads = args.threads == 1;
-  const bool named = args.job && *args.job;
-  if (args.rank >= 0) {
-    out->rank = args.rank;
-    out->world = args.world;
-    out->local_rank = args.local_rank;
-    out->local_world = args.local_world;
-  } else if (out->threads) {
-    return {STRATA_INVALID_ARGUMENT,
-            "ranks that are threads need their rank in the open arguments: an environment is "
-            "shared by the whole process"};
-  } else {
-    for (const Launcher& launcher : launchers()) {
-      if (!marked(launcher)) continue;
-      Error e = read_launcher(launcher, !named, out);
-      if (!e.ok()) return e;
-      break;
-    }
-  }
-  if (named) {
-    out->job = args.job;
-  } else if (out->job.empty() && !out->threads) {
-    // A rank from the arguments without a job: any launcher's name will do.
-    for (const Launcher& launcher : launchers()) {
-      std::string ignored;
-      if (out->job.empty()) (void)read_job(launcher, out, &ignored);
-    }
-  }
-  if (out->job.empty() && out->world == 1) out->job = "local." + std::to_string(::getpid());
-  return check(*out);
 }
 
 }  // namespace comm_local

@@ -39,6 +39,7 @@ Error Exchange::move(const Deadline& deadline) {
       break;
     case Op::kOpen:
     case Op::kBarrier:
+    case Op::kExchange:
       break;
   }
   return {};

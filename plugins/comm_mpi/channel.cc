@@ -43,17 +43,6 @@ void copy_text(const std::string& from, char* to, size_t size) {
   to[length] = 0;
 }
 
-std::string difference(const Post& a, int rank_a, const Post& b, int rank_b) {
-  const std::string text = strata::collective_kit::difference(a, rank_a, b, rank_b);
-  if (!differ_in_items(a, b)) return text;
-  for (uint64_t k = 0; k < std::min(a.items, Post::kItemsShown); ++k) {
-    const std::string item = strata::collective_kit::difference(k, a.shown[k], b.shown[k]);
-    if (!item.empty()) return text + item;
-  }
-  if (a.digest == b.digest) return text;
-  return text + "; an item after the first " + std::to_string(Post::kItemsShown) + " differs";
-}
-
 }  // namespace
 
 Channel::Channel(const Group& group)

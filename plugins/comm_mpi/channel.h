@@ -29,10 +29,7 @@ namespace comm_mpi {
 
 using strata::collective_kit::Op;
 
-struct Post : strata::collective_kit::Post {
-  static constexpr uint64_t kItemsShown = 16;
-  strata::collective_kit::Shape shown[kItemsShown];  // the first items, for the text of a difference
-};
+using Post = strata::collective_kit::ShownPost;
 
 // Small enough to be sent eagerly by every transport: a sender never waits for a receiver.
 struct Message {

@@ -40,9 +40,6 @@ Error Exchange::run(Op op, const strata_coll_args& args, const Deadline& deadlin
   }
   Post post{};
   call_.describe(args, &post);
-  for (size_t k = 0; k < std::min<size_t>(call_.items.size(), Post::kItemsShown); ++k) {
-    post.shown[k] = {call_.items[k].count, call_.items[k].in_dtype, call_.items[k].out_dtype};
-  }
   if (Error e = channel_->meet(post, call_.what, deadline); !e.ok()) return e;
   in_flight_ = op != Op::kBarrier;
   if (Error e = move(deadline); !e.ok()) {

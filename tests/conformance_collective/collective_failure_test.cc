@@ -47,8 +47,8 @@ TEST_P(CollectiveFailure, OtherOperationIsNamedOnEveryRank) {
       status = gather(peer, 8);
     }
     RETURN_IF_BAD(expect_error(status, STRATA_FAILED_PRECONDITION,
-                               {"call 2: rank 0 is in all_gather \"gather layer3\" (96 bytes, tag 1), rank 1 in "
-                                "reduce_scatter \"grad layer3\" (96 bytes, tag 9)"}));
+                               {"call 2: rank 0 is in all_gather \"gather layer3\" (96 bytes, tag 0x1), rank 1 in "
+                                "reduce_scatter \"grad layer3\" (96 bytes, tag 0x9)"}));
     return sticky(peer, STRATA_FAILED_PRECONDITION, "call 2: rank 0");
   });
 }
@@ -59,7 +59,7 @@ TEST_P(CollectiveFailure, OtherTagBytesItemsOrDtypesAreNamed) {
     strata_dtype dtype;
     const char* part;
   };
-  for (const Case& odd : {Case{2, 8, 1, STRATA_F32, "tag 2"}, Case{1, 16, 1, STRATA_F32, "16 x f32"},
+  for (const Case& odd : {Case{2, 8, 1, STRATA_F32, "tag 0x2"}, Case{1, 16, 1, STRATA_F32, "16 x f32"},
                           Case{1, 8, 2, STRATA_F32, "in 2 items"}, Case{1, 16, 1, STRATA_BF16, "16 x bf16 to bf16"}}) {
     run_ranks(GetParam(), [&](Peer& peer, int rank) -> std::string {
       const Case mine = rank == 2 ? odd : Case{1, 8, 1, STRATA_F32, ""};

@@ -183,9 +183,7 @@ TEST_P(CollectiveOps, Broadcast) {
         items.push_back(item(rank == root || in_place ? in : nullptr, in_place ? in : outputs.back().data(), count,
                              STRATA_BF16, STRATA_BF16));
       }
-      strata_coll_args args = peer.args(items, 5, "broadcast");
-      args.root = root;
-      RETURN_IF_BAD(expect_ok(take_failure(peer.api->broadcast(peer.comm, &args, nullptr))));
+      RETURN_IF_BAD(expect_ok(peer.call(peer.api->broadcast, items, 5, "broadcast", root)));
       for (size_t k = 0; k < kCounts.size(); ++k) {
         RETURN_IF_BAD(same_bytes(items[k].out, make_input(kCounts[k], root, kCounts[k], STRATA_BF16), "broadcast"));
       }

@@ -14,6 +14,8 @@ std::string setup_name(const Setup& setup) {
 
 Peer::Peer(const Setup& setup, int rank_number, const std::string& job, unsigned host_threads)
     : api(load<strata_collective_api>(setup.plugin, STRATA_COLLECTIVE)),
+      mirror(setup.mirror ? setup.mirror(rank_number) : nullptr),
+      options(setup.options ? setup.options() : Options()),
       rank(rank_number, setup.world, setup.threads, job),
       host([](strata_log_level, const std::string&, const std::string&) {}, STRATA_LOG_INFO, host_threads) {
   base = rank.args();
@@ -22,9 +24,9 @@ Peer::Peer(const Setup& setup, int rank_number, const std::string& job, unsigned
   base.deadline_ns = 20'000'000'000;
 }
 
-Status Peer::open(Options* options) {
+Status Peer::open(Options* own) {
   strata_open_args a = base;
-  a.options = options ? options->c() : nullptr;
+  a.options = own ? own->c() : options.c();
   return open_with(a);
 }
 
@@ -36,6 +38,7 @@ void Peer::close() {
 }
 
 void* Peer::alloc(uint64_t bytes) {
+  if (mirror) return mirror->alloc(bytes);
   void* out = nullptr;
   if (Status s = take_failure(api->alloc(comm, bytes, &out)); !s.ok()) {
     std::fprintf(stderr, "alloc: %s\n", s.text().c_str());
@@ -56,8 +59,11 @@ strata_coll_args Peer::args(const std::vector<strata_coll_item>& items, uint64_t
   return a;
 }
 
-Status Peer::call(Slot slot, const std::vector<strata_coll_item>& items, uint64_t tag, const char* label) {
-  const strata_coll_args a = args(items, tag, label);
+Status Peer::call(Slot slot, const std::vector<strata_coll_item>& items, uint64_t tag, const char* label,
+                  int32_t root) {
+  strata_coll_args a = args(items, tag, label);
+  a.root = root;
+  if (mirror) return mirror->call(*this, slot, items, a);
   return take_failure(slot(comm, &a, nullptr));
 }
 

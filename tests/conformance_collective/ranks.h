@@ -18,11 +18,25 @@
 
 namespace strata::test {
 
-// One way of running the tests; add a plugin to all_setups() and every test runs with it.
+class Peer;
+
+// For a plugin that works on a device's memory: tests keep to host memory, and this takes each call's buffers there and
+// back.
+class Mirror {
+ public:
+  virtual ~Mirror() = default;
+  virtual void* alloc(uint64_t bytes) = 0;  // host memory
+  virtual Status call(Peer& peer, decltype(strata_collective_api::all_gather) slot, std::vector<strata_coll_item> items,
+                      strata_coll_args args) = 0;
+};
+
+// One way of running the tests; add a plugin to all_setups() (setups.cc) and every test runs with it.
 struct Setup {
   std::string plugin;
   bool threads;
   int world;
+  std::function<Options()> options = {};                    // for ranks that open without options of their own
+  std::function<std::unique_ptr<Mirror>(int)> mirror = {};  // of a rank
 };
 std::ostream& operator<<(std::ostream& out, const Setup& setup);
 std::vector<Setup> all_setups(const std::vector<int>& worlds);
@@ -48,11 +62,14 @@ class Peer {
 
   using Slot = decltype(strata_collective_api::all_gather);
   strata_coll_args args(const std::vector<strata_coll_item>& items, uint64_t tag, const char* label) const;
-  Status call(Slot slot, const std::vector<strata_coll_item>& items, uint64_t tag = 1, const char* label = "test");
+  Status call(Slot slot, const std::vector<strata_coll_item>& items, uint64_t tag = 1, const char* label = "test",
+              int32_t root = 0);
   Status barrier(const char* label = "barrier", int64_t deadline_ns = -1);
 
   const strata_collective_api* api;
   strata_comm* comm = nullptr;
+  std::unique_ptr<Mirror> mirror;
+  Options options;
   Rank rank;
   Host host;
   strata_open_args base;

@@ -82,10 +82,11 @@ TEST(Post, DifferenceNamesBothSides) {
   std::strcpy(a.label, "layer3");
   std::strcpy(b.label, "another label is no difference");
   EXPECT_TRUE(same(a, b));
-  b.tag = 9;
+  b.tag = 0x2f;
   EXPECT_FALSE(same(a, b));
   const std::string text = difference(a, 0, b, 2);
-  for (const char* part : {"call 3: rank 0 is in all_gather \"layer3\"", "rank 2 in all_gather", "tag 9", "2 items"}) {
+  for (const char* part :
+       {"call 3: rank 0 is in all_gather \"layer3\"", "rank 2 in all_gather", "tag 0x2f", "2 items"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   EXPECT_EQ(difference(1, Shape{8, STRATA_F32, STRATA_F32}, Shape{8, STRATA_F32, STRATA_F32}), "");

@@ -1,0 +1,20 @@
+"""Strata for PyTorch: a model is trained without changing it.
+
+    engine = strata.torch.prepare(model, "train.toml")
+    for batch in batches:
+        loss = model(batch)
+        engine.backward(loss)
+        engine.step()
+
+prepare.py hands the params over; units.py decides what is fetched together; passes.py follows forward and backward;
+weights.py fetches, attaches and releases; released.py is what a param is meanwhile; gradients.py takes the gradients;
+initial.py is where params get their first values, state.py the whole model's state; memory.py alone knows pointers and
+streams. docs/pytorch.md explains the rules.
+Needs torch 2.4 or newer.
+"""
+from .engine import Engine, GradNorm
+from .initial import init
+from .prepare import prepare
+from .released import ReleasedParameter
+
+__all__ = ["Engine", "GradNorm", "ReleasedParameter", "init", "prepare"]

@@ -1,0 +1,320 @@
+"""A model's forward and backward seen from its modules and from autograd: when units are fetched, and for how long.
+
+Forward: a unit is fetched by a hook before its module's forward and released by one after it. Weights that autograd
+saves are packed as (param, dtype, size, strides, offset), without their memory, by saved-tensor hooks that are pushed
+once around the model's forward and once around engine.backward. Never per module: inside torch's checkpoint such hooks
+would replace checkpoint's own and switch recomputation off in silence.
+
+Backward: the hook that unpacks a saved weight fetches its unit, and the unit stays until everything it packed was used
+and freed. A recomputed forward fetches as the first one did and stays for its backward. All ranks must fetch alike
+though a rank may have used other parts of a unit than its peers (experts), so units are caught up with: before a unit
+is fetched, those whose forward came later and that were not fetched yet are fetched, in reverse order.
+"""
+import contextlib
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..errors import FailedPrecondition
+
+
+class ModuleHook:
+    """A hook on a module: call(unit). A copied or pickled model would have hooks on an engine it does not have."""
+
+    def __init__(self, call, *args, takes_inputs=False):
+        self._call, self._args, self._takes_inputs = call, args, takes_inputs
+
+    def __call__(self, module, *inputs):
+        self._call(*self._args, *(inputs[:2] if self._takes_inputs else ()))
+
+    def __reduce_ex__(self, protocol):
+        raise FailedPrecondition("a prepared model cannot be copied or pickled, its params are with the engine: use "
+                                 "engine.state_dict() or engine.save()")
+
+
+class Pass:
+    """One forward of the whole model."""
+
+    def __init__(self, step, records):
+        self.step, self.records = step, records  # optimizer steps before it; whether autograd was on
+        self.calls = []
+        self.clock = 0
+
+    def tick(self):
+        self.clock += 1
+        return self.clock
+
+
+class Call:
+    """One forward of a unit's module."""
+
+    def __init__(self, unit, of, is_recomputed=False, origin=None):
+        self.unit, self.of = unit, of
+        self._is_recomputed, self._origin = is_recomputed, origin  # origin: the Call that is computed again, if known
+        self.begin, self.end = of.tick(), None
+        self.saved = 0            # packed weights autograd still holds
+        self.was_fetched = False  # by the backward
+        self._inputs = 0          # whose gradient the backward computes
+        self._without = 0         # of those, without one yet
+
+    def watch(self, inputs):
+        """The end of the backward of a call is seen by the gradients of its inputs."""
+        for tensor in _tensors(inputs):
+            if tensor.requires_grad:
+                self._inputs += 1
+                tensor.register_hook(self._note_gradient)
+        self._without = self._inputs
+
+    def _note_gradient(self, _):
+        self._without -= 1
+
+    def is_over(self):
+        """Whether its backward, if it has begun, reads no weight any more.
+
+        What checkpoint(use_reentrant=False) saves in a recomputed forward it keeps for itself. There the gradients
+        tell: of all params, if none is frozen (a frozen one is read for the gradient of the input), or of all inputs.
+        """
+        if self.saved or not self._is_recomputed:
+            return not self.saved
+        if self._origin is None:
+            return False  # at the end of backward
+        if self._origin._inputs and self._origin._without <= 0:
+            return True
+        return self.unit.has_all_gradients() and self.unit.trainable == len(self.unit.entries)
+
+
+class Packed:
+    """A saved tensor that is a weight, without its memory."""
+
+    __slots__ = ("entry", "call", "dtype", "size", "stride", "offset")
+
+    def __init__(self, entry, call, tensor):
+        self.entry, self.call, self.dtype = entry, call, tensor.dtype
+        self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        call.saved += 1
+
+    def __del__(self):
+        self.call.saved -= 1
+
+    def tensor(self):
+        flat = self.entry.tensor()
+        if flat.dtype != self.dtype:
+            flat = flat.view(self.dtype)
+        return flat.as_strided(self.size, self.stride, self.offset)
+
+
+class Passes:
+    """The hooks of one model. `weights` does what they decide."""
+
+    def __init__(self, model, weights):
+        self._model, self._weights = model, weights
+        self._running = []     # Calls whose forward is running, innermost last
+        self._pass = None      # the forward that is running
+        self._recorded = []    # forwards since the last step that a backward may follow
+        self._backwarded = None  # of those, the one that the backward is in
+        self._hooks = None
+        self._depth = 0        # of the model's forward: it may call itself
+        self.in_backward = False
+        self.steps = 0
+        model.register_forward_pre_hook(ModuleHook(self._begin_forward), prepend=True)
+        for unit in weights.units:
+            unit.revive = self._revive
+            begin = ModuleHook(self._begin_call, unit, takes_inputs=True)
+            unit.module.register_forward_pre_hook(begin, with_kwargs=True)
+            unit.module.register_forward_hook(ModuleHook(self._end_call, unit), always_call=True)
+        model.register_forward_hook(ModuleHook(self._end_forward), always_call=True)
+
+    # ---- forward ----
+
+    @contextlib.contextmanager
+    def forward(self):
+        """A forward that is not one call of the model: its parts, called one by one."""
+        self._begin_forward()
+        try:
+            yield
+        finally:
+            self._end_forward()
+
+    def _begin_forward(self):
+        if self._depth == 0:
+            if _has_active_hooks():
+                raise FailedPrecondition("the model's forward is called with saved-tensor hooks active (checkpoint or "
+                                         "save_on_cpu around the whole model): Strata's would replace them; use them "
+                                         "around parts of the model")
+            self._pass = Pass(self.steps, torch.is_grad_enabled())
+            if self._pass.records:
+                self._recorded.append(self._pass)
+            self._hooks = saved_tensors_hooks(self._pack, self._unpack)
+            self._hooks.__enter__()
+        self._depth += 1
+
+    def _end_forward(self):
+        if self._depth == 0:  # the begin was refused
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            self._hooks.__exit__(None, None, None)
+            self._hooks = self._pass = None
+            self._weights.sweep()
+
+    def _begin_call(self, unit, *inputs):
+        if self._pass is None and not self.in_backward and torch.is_grad_enabled():
+            raise FailedPrecondition(f'unit "{unit.name}" is called outside the forward of the prepared model while '
+                                     f"gradients are recorded: call the model, or use `with engine.forward():`")
+        _check_autocast(unit)
+        if self.in_backward:
+            self._begin_recomputed(unit)
+            return
+        call = Call(unit, self._pass or Pass(self.steps, False))
+        self._weights.begin_use(unit)
+        self._running.append(call)
+        call.of.calls.append(call)
+        if call.of.records:
+            call.watch(inputs)
+
+    def _end_call(self, unit):
+        if self.in_backward or not self._running or self._running[-1].unit is not unit:  # its begin failed
+            return
+        call = self._running.pop()
+        call.end = call.of.tick()
+        self._weights.end_use(unit)
+        self._weights.sweep()
+
+    def _begin_recomputed(self, unit):
+        """The forward of a unit, or of a part of it, is computed again; its params stay attached for its backward."""
+        origin = self._last_call(unit)
+        self._fetch_in_backward(unit, origin)
+        unit.recomputed = Call(unit, Pass(self.steps, False), True, origin)
+        unit.waiting.add(unit.recomputed)
+        self._weights.keep(unit)
+
+    def _revive(self, unit):
+        """For a released param that is read: is this a part of its unit's forward that is computed again?
+
+        Where checkpoint is inside a module's forward, as in transformers, no hook of the module tells.
+        """
+        if not self.in_backward or not torch.is_grad_enabled() or unit.kept:
+            return False
+        self._begin_recomputed(unit)
+        return True
+
+    # ---- saved tensors ----
+
+    def _pack(self, tensor):
+        entry = self._weights.entry_at(tensor)
+        if entry is None:
+            return tensor
+        for call in reversed(self._running):
+            if entry in call.unit.entries:
+                return Packed(entry, call, tensor)
+        for unit in entry.units:
+            if unit.recomputed:
+                return Packed(entry, unit.recomputed, tensor)
+        return tensor
+
+    def _unpack(self, packed):
+        if not isinstance(packed, Packed):
+            return packed
+        call, what = packed.call, f'backward of unit "{packed.call.unit.name}"'
+        if not self.in_backward:
+            raise FailedPrecondition(f"{what}: weights are fetched for it inside engine.backward(loss) only; "
+                                     f"loss.backward() and torch.autograd.grad do not know how")
+        if call.of.step != self.steps:
+            raise FailedPrecondition(f"{what}: engine.step() has changed the weights since this forward")
+        if call.of in self._recorded:
+            self._backwarded = call.of
+        self._fetch_in_backward(call.unit, call)
+        call.unit.waiting.add(call)
+        return packed.tensor()
+
+    # ---- backward ----
+
+    @contextlib.contextmanager
+    def backward(self, retain_graph):
+        """Around autograd's backward, which runs inside."""
+        if self.in_backward or self._pass:
+            raise FailedPrecondition("engine.backward inside a forward or a backward of the same model")
+        self.in_backward = True
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield
+            for done in reversed([p for p in self._recorded if any(call.was_fetched for call in p.calls)]):
+                self._catch_up(done, 0)
+                if not retain_graph:
+                    self._recorded.remove(done)
+        finally:
+            self.in_backward = False
+            self._backwarded = None
+            self._running.clear()
+            self._weights.end_backward()
+
+    def end_step(self):
+        self.steps += 1
+        self._recorded.clear()
+
+    def calls_of(self, unit):
+        """How often a unit's module was called in the forwards that wait for their backward."""
+        return sum(call.unit is unit for recorded in self._recorded for call in recorded.calls)
+
+    def _last_call(self, unit):
+        """The last forward of the unit that the backward has not come to, or None."""
+        passes = [self._backwarded] if self._backwarded else []
+        for recorded in passes + self._recorded[::-1]:
+            for call in reversed(recorded.calls):
+                if call.unit is unit and not call.was_fetched:
+                    return call
+        return None
+
+    def _fetch_in_backward(self, unit, call):
+        if call is not None and not call.was_fetched:
+            call.was_fetched = True
+            self._catch_up(call.of, call.end or call.of.clock)
+        self._weights.fetch(unit)
+
+    def _catch_up(self, recorded, after):
+        """Fetches the units of calls that began after a time and that the backward has not come to."""
+        if not recorded.records:
+            return
+        for call in reversed(recorded.calls):
+            if call.begin > after and not call.was_fetched and _has_backward(call.unit):
+                call.was_fetched = True
+                self._weights.fetch(call.unit)
+
+
+def _has_active_hooks():
+    """Whether saved-tensor hooks are active: what autograd saves then has hooks, and takes no others."""
+    if torch.is_inference_mode_enabled():
+        return False
+    with torch.enable_grad():
+        probe = torch.zeros((), requires_grad=True).exp()
+    try:
+        probe.grad_fn._raw_saved_result.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _tensors(value):
+    """The tensors in arguments of a module."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _has_backward(unit):
+    """Whether its backward reads weights, on some rank at least: an embedding's does not."""
+    return unit.trainable > 0 and not isinstance(unit.module, nn.Embedding)
+
+
+def _check_autocast(unit):
+    for entry in unit.autocast:
+        if torch.is_autocast_enabled(entry.param.device.type):
+            raise FailedPrecondition(
+                f'unit "{unit.name}" is called under torch.autocast with param "{entry.name}" in float32: autocast '
+                f"would save 16-bit copies of it for backward on every rank, which defeats sharding; register 16-bit "
+                f"weights (bf16.enabled = true), the engine keeps the fp32 master")

@@ -1,0 +1,126 @@
+"""prepare: hands a model's params to an engine. See docs/pytorch.md."""
+import ctypes
+
+import torch
+
+from .. import _abi
+from ..engine import Engine as CoreEngine
+from ..errors import InvalidArgument
+from . import memory, state, units as unit_rules
+from .engine import Engine
+from .initial import Initial
+from .weights import Entry, Unit
+
+_GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
+
+
+def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE, groups=None, weights=None,
+            init_weights=None, **engine):
+    """Opens an engine and hands it the model's params, which from then on are whole inside their module's forward only.
+
+    model      built in the same way on every rank; the values of rank 0 win. Its class and its code stay as they are
+    manifest   path of the TOML file; further arguments (text, overrides, log, thread_rank, ...) are strata.Engine's
+    units      what is fetched together: class names or classes, or a function (name, module) -> bool; None: the blocks
+               that repeat in the model's lists. units.py says where the rest goes
+    unit_size  elements of the largest unit made out of what is not a block
+    groups     as a torch optimizer takes them: [{"params": [...], "lr": ..., "betas": ..., "eps": ..., "weight_decay":
+               ...}]; params in none of them have the manifest's settings
+    weights    first values by name, of all params and of buffers if they are there: a dict of tensors, a safetensors
+               file, or a folder of them, read on rank 0, one unit at a time
+    init_weights  function(module) that fills the params of one module of a model built in strata.torch.init(); None: a
+               Hugging Face model's own, else the module's reset_parameters
+
+    With bf16.enabled, float32 params become bfloat16, and the optimizer's master starts from the float32 values. Frozen
+    params (requires_grad = False) have no optimizer state. Collective. Returns the Engine.
+    """
+    for name, param in model.named_parameters():
+        _check(name, param)
+    initial = Initial(model, weights, init_weights)
+    initial.check()
+    found = unit_rules.choose(model, units, unit_size)
+    core = CoreEngine(manifest, **engine)
+    try:
+        return _register(model, core, found, groups or [], initial)
+    except BaseException:
+        core.close()
+        raise
+
+
+def _register(model, core, found, groups, initial):
+    param_groups, group_of = _groups(core, groups, found)
+    to_bf16 = core.setting("bf16.enabled") == "true"
+    entries, all_units = {}, []
+    for name, module, params in found:
+        unit = Unit(name or type(model).__name__, module)
+        unit.core = core.unit(unit.name)
+        all_units.append(unit)
+        for param_name, param in params.items():
+            owner = entries.get(id(param))
+            dtype = torch.bfloat16 if to_bf16 and param.dtype == torch.float32 else param.dtype
+            entry = owner or Entry(param_name, unit, param, dtype)
+            registered = unit.core.param(
+                param_name, tuple(param.shape), memory.DTYPES[dtype][0], group=group_of.get(id(param)),
+                frozen=not param.requires_grad, tied_to=owner.core if owner else None)
+            if not owner:
+                entry.core = registered
+                entries[id(param)] = entry
+            entry.units.append(unit)
+            unit.entries[entry] = None
+            unit.trainable += entry.trainable
+        unit.autocast = _autocast_targets(unit)
+    core.commit()
+    device = _device(core, next(iter(entries.values())))
+    for unit in all_units:
+        owned = unit.owned()
+        values = initial.of(unit, owned) if core.rank == 0 else {}
+        for entry in owned:
+            state.write(entry, values.pop(entry, None), root=0)
+            entry.place(device)
+    initial.fill_buffers()
+    return Engine(model, core, all_units, list(entries.values()), param_groups, device)
+
+
+def _check(name, param):
+    if type(param) is not torch.nn.Parameter:
+        raise InvalidArgument(f'param "{name}" is a {type(param).__name__}; prepare takes plain torch.nn.Parameter (a '
+                              f"lazy module's first forward makes them) and no model twice")
+    if param.dtype not in memory.DTYPES:
+        raise InvalidArgument(f'param "{name}" is {param.dtype}; the engine takes float32, bfloat16 and float16')
+    if param.grad is not None:
+        raise InvalidArgument(f'param "{name}" has a gradient already: prepare the model before its first backward')
+
+
+def _groups(core, groups, found):
+    """(engine.param_groups, {id of a param: its Group})"""
+    params = {id(p): name for unit in found for name, p in unit.params.items()}
+    result, of = [{"group": None, "lr": None}], {}
+    for number, given in enumerate(groups):
+        unknown = set(given) - {"params", *_GROUP_KEYS}
+        if unknown:
+            raise InvalidArgument(f"groups[{number}] has {sorted(unknown)}; a group has params and "
+                                  f"{', '.join(_GROUP_KEYS)}")
+        group = core.group(**{key: given.get(key) for key in _GROUP_KEYS})
+        for param in given["params"]:
+            if id(param) not in params:
+                raise InvalidArgument(f"groups[{number}] has a tensor of shape {tuple(param.shape)} that is no param "
+                                      f"of the model")
+            if id(param) in of:
+                raise InvalidArgument(f'param "{params[id(param)]}" is in two groups')
+            of[id(param)] = group
+        result.append({"group": group, "lr": given.get("lr")})
+    return result, of
+
+
+def _autocast_targets(unit):
+    """Entries that torch.autocast copies to 16 bit: those of matrix products and convolutions."""
+    embeddings = {id(p) for module in unit.module.modules() if isinstance(module, torch.nn.Embedding)
+                  for p in module.parameters(recurse=False)}
+    return [entry for entry in unit.entries
+            if entry.dtype == torch.float32 and len(entry.shape) >= 2 and id(entry.param) not in embeddings]
+
+
+def _device(core, entry):
+    """Where the engine's weights will lie. A released param's view says so, though it has no data."""
+    struct = _abi.strata_tensor()
+    core._lib.strata_param_view(core._handle, entry.core.number, ctypes.byref(struct))
+    return memory.device_of(struct)

@@ -1,0 +1,111 @@
+"""A prepared model's state as a whole: initial values, state dicts, checkpoints.
+
+Params are read and written through the engine, collectively. Buffers are the model's own and are left where they are;
+rank 0's persistent ones travel with a checkpoint as a meta value.
+"""
+import base64
+import collections
+import ctypes
+import io
+
+import torch
+
+from ..errors import InvalidArgument
+from . import memory
+
+BUFFERS = "torch.buffers"
+
+
+def write(entry, value, root):
+    """Sets an entry's param from rank `root`'s tensor."""
+    struct = None
+    if value is not None:
+        if tuple(value.shape) != tuple(entry.shape):
+            raise InvalidArgument(f'param "{entry.name}": a value of shape {tuple(value.shape)}, the param has '
+                                  f"{tuple(entry.shape)}")
+        value = value.detach().cpu()
+        if value.dtype not in (torch.float32, entry.dtype):
+            value = value.float()
+        struct, value = memory.struct_of(value, f'param "{entry.name}"')
+        struct = ctypes.byref(struct)
+    entry.core.unit.engine._call("strata_write_param", entry.core.number, struct, root)
+
+
+def _persistent_buffers(model):
+    """{name: buffer} of those a state dict has."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _keys(model):
+    """Params and persistent buffers by name, in the order of model.state_dict()."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(_persistent_buffers(model))
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            raise InvalidArgument(f'module "{prefix}" ({type(module).__name__}) has extra state, which '
+                                  f"engine.state_dict does not carry")
+        for name in (*module._parameters, *module._buffers):
+            key = f"{prefix}.{name}" if prefix else name
+            if key in params:
+                yield key, params[key]
+            elif key in buffers:
+                yield key, buffers[key]
+
+
+def state_dict(engine):
+    engine._weights.sweep()
+    values, read = collections.OrderedDict(), {}
+    for key, tensor in _keys(engine.model):
+        if not isinstance(tensor, torch.nn.Parameter):
+            values[key] = tensor.detach().clone()
+            continue
+        if id(tensor) not in read:
+            read[id(tensor)] = engine.read(tensor)
+        values[key] = read[id(tensor)]
+    return values
+
+
+def load_state_dict(engine, values, strict):
+    own = dict(_keys(engine.model))
+    missing = [key for key in own if key not in values]
+    unexpected = [key for key in values if key not in own]
+    if strict and (missing or unexpected):
+        raise InvalidArgument(f"engine.load_state_dict: missing {missing}, unexpected {unexpected}")
+    for key, tensor in own.items():
+        if key in values and tuple(values[key].shape) != tuple(tensor.shape):
+            raise InvalidArgument(f'engine.load_state_dict: "{key}" has shape {tuple(values[key].shape)}, the model '
+                                  f"{tuple(tensor.shape)}")
+    written = set()
+    for key, tensor in own.items():
+        if key not in values:
+            continue
+        if not isinstance(tensor, torch.nn.Parameter):
+            with torch.no_grad():
+                tensor.copy_(values[key])
+        elif id(tensor) not in written:
+            written.add(id(tensor))
+            write(engine._entry(tensor), values[key], root=0)
+    return missing, unexpected
+
+
+def save(engine, root, tag):
+    out = io.BytesIO()
+    torch.save({name: buffer.detach().cpu() for name, buffer in _persistent_buffers(engine.model)}, out)
+    engine.core.meta[BUFFERS] = base64.b64encode(out.getvalue()).decode()
+    engine.core.save(root, tag)
+
+
+def load(engine, root, tag):
+    engine.core.load(root, tag)
+    own = dict(_persistent_buffers(engine.model))
+    if BUFFERS not in engine.core.meta:
+        return  # saved by another kind of host
+    saved = torch.load(io.BytesIO(base64.b64decode(engine.core.meta[BUFFERS])), weights_only=True)
+    if saved.keys() != own.keys():
+        raise InvalidArgument(f"engine.load: the checkpoint has buffers {sorted(saved)}, the model {sorted(own)}")
+    with torch.no_grad():
+        for name, buffer in own.items():
+            buffer.copy_(saved[name])

@@ -1,0 +1,225 @@
+"""Where the weights are: units and params of a model, and what fetching and releasing them means for torch.
+
+A unit holds at most one fetch of the engine. While a module of it computes, its params are *attached*: ordinary
+parameters whose data is the engine's memory. Afterwards they are released (released.py), and the fetch is given back as
+soon as nothing reads that memory: no tensor over it is alive, and no saved tensor of a running backward will ask again.
+
+Ranks must fetch in the same order, and what the engine prefetches depends on when units were released. So a fetch is
+given back at points that every rank passes alike: when the module ends, before the next fetch, at the end of backward.
+"""
+import ctypes
+import gc
+import math
+
+import torch
+from torch import nn
+
+from .. import _abi
+from ..errors import FailedPrecondition
+from . import memory
+from .released import released_class
+
+
+class Entry:
+    """One Parameter of the model. Several names, and several units, may share it; the first unit owns its storage."""
+
+    def __init__(self, name, unit, param, dtype):
+        self.name, self.unit, self.param = name, unit, param
+        self.trainable = param.requires_grad
+        self.shape, self.numel, self.dtype = param.shape, param.numel(), dtype
+        self.units = []        # all that use it
+        self.core = None       # the engine's Param
+        self.address = 0       # while attached
+        self._attached = 0
+        self._buffers = {}     # weak references to the memory of tensors over the weight that are alive, by id
+        self._class = released_class(name, unit.name, lambda: unit.revive(unit))
+        self._nan = None
+        self._view = _abi.strata_tensor()
+
+    def place(self, device):
+        """Releases the param for the first time: its values are the engine's now."""
+        self._nan = torch.full((), math.nan, dtype=self.dtype, device=device).expand(self.shape)
+        if self.param.is_meta:
+            torch.utils.swap_tensors(self.param, nn.Parameter(self._nan, self.trainable))
+        self.release()
+
+    @property
+    def attached(self):
+        return self._attached > 0
+
+    @property
+    def is_read(self):
+        """A tensor over the weight is alive."""
+        return bool(self._buffers)
+
+    def tensor(self):
+        """A new flat tensor over the fetched weight."""
+        if self.numel == 0:
+            return torch.empty(0, dtype=self.dtype, device=self._nan.device)
+        self.core.unit.engine._call("strata_param_view", self.core.number, ctypes.byref(self._view))
+        tensor, buffer = memory.tensor_at(self._view, self.numel, self.dtype, self._freed)
+        self._buffers[id(buffer)] = buffer
+        return tensor
+
+    def _freed(self, buffer):
+        del self._buffers[id(buffer)]
+
+    def attach(self):
+        """Makes the param an ordinary one again. Nests."""
+        self._attached += 1
+        if self._attached > 1:
+            return
+        tensor = self.tensor()
+        self.address = tensor.data_ptr() if self.numel else 0
+        self.param.__class__ = nn.Parameter
+        self.param.data = tensor.view(self.shape)
+
+    def detach(self):
+        self._attached -= 1
+        if self._attached == 0:
+            self.release()
+
+    def release(self):
+        """Takes the values away. A tensor saved outside our hooks, which shares the param's version, will now raise."""
+        self.param.__class__ = nn.Parameter
+        self.param.data = self._nan
+        torch.autograd.graph.increment_version(self.param)
+        self.param.__class__ = self._class
+        self.address = 0
+
+
+class Unit:
+    """Params that are fetched together, with the module whose forward needs them."""
+
+    def __init__(self, name, module):
+        self.name, self.module = name, module
+        self.core = None       # the engine's Unit
+        self.entries = {}      # as an ordered set: of all params it uses, those that another unit owns included
+        self.trainable = 0     # of them
+        self.autocast = []     # those that torch.autocast would copy
+        self.fetched = False   # it holds a fetch
+        self.depth = 0         # forwards of its module that are running
+        self.waiting = set()   # Calls whose backward is not over
+        self.kept = False      # its params stay attached until then
+        self.recomputed = None    # the Call that is computed again, in backward
+        self.final_gradients = 0  # params with their last gradient, in this backward
+        self.revive = lambda unit: False  # attaches its params for an access that comes without its module
+
+    def owned(self):
+        return [entry for entry in self.entries if entry.unit is self]
+
+    def has_all_gradients(self):
+        return self.final_gradients == self.trainable
+
+    def reader(self):
+        """An entry whose memory a tensor still reads and no other unit keeps; None: the fetch can be given back."""
+        for entry in self.entries:
+            if entry.is_read and not any(other.fetched for other in entry.units if other is not self):
+                return entry
+        return None
+
+    def is_used(self):
+        return self.depth > 0 or not all(call.is_over() for call in self.waiting)
+
+
+class Weights:
+    """Fetches and releases the units of one model."""
+
+    def __init__(self, core, units, device):
+        self.core, self.units, self.device = core, units, device
+        self._fetched = {}      # units, in order of their fetches
+        self._by_address = {}   # attached entries
+
+    def begin_use(self, unit):
+        """Attaches the unit's params, fetching it first if need be. Nests."""
+        self.fetch(unit)
+        unit.depth += 1
+        if unit.depth == 1:
+            self._attach(unit)
+
+    def end_use(self, unit):
+        """Releases the params; the fetch stays until sweep() finds it not needed."""
+        unit.depth -= 1
+        if unit.depth == 0:
+            self._detach(unit)
+
+    def keep(self, unit):
+        """Attaches the unit's params until sweep() finds it not needed."""
+        self.fetch(unit)
+        if not unit.kept:
+            unit.kept = True
+            self._attach(unit)
+
+    def _attach(self, unit):
+        for entry in unit.entries:
+            entry.attach()
+            if entry.numel:
+                self._by_address[entry.address] = entry
+
+    def _detach(self, unit):
+        for entry in unit.entries:
+            address = entry.address
+            entry.detach()
+            if not entry.attached:
+                self._by_address.pop(address, None)
+
+    def entry_at(self, tensor):
+        """The attached entry in whose memory a tensor lies, or None."""
+        if tensor.layout is not torch.strided:
+            return None
+        return self._by_address.get(tensor.untyped_storage().data_ptr())
+
+    def fetch(self, unit):
+        """Makes the unit's memory valid until sweep() finds it not needed."""
+        if unit.fetched:
+            return
+        self.sweep()
+        self.core._call("strata_fetch", unit.core.number, memory.stream_of(self.device))
+        unit.fetched = True
+        self._fetched[unit] = None
+
+    def sweep(self):
+        """Gives back what is not needed any more."""
+        for unit in list(self._fetched):
+            if unit.is_used():
+                continue
+            unit.waiting.clear()
+            unit.recomputed = None
+            if unit.kept:
+                unit.kept = False
+                self._detach(unit)
+            if unit.reader():
+                continue
+            del self._fetched[unit]
+            unit.fetched = False
+            self.core._call("strata_release", unit.core.number, memory.stream_of(self.device))
+
+    def end_backward(self):
+        """Every backward is over, even if its graph was retained."""
+        for unit in self._fetched:
+            unit.waiting.clear()
+        self.sweep()
+
+    def forget(self):
+        """The engine closes: its memory goes, so params must not point into it."""
+        for unit in self.units:
+            if unit.depth or unit.kept:
+                unit.depth, unit.kept = 0, False
+                self._detach(unit)
+        self._fetched.clear()
+
+    def check_given_back(self, what):
+        """Before anything that changes or rereads weights: no tensor may still see the old ones."""
+        if any(unit.depth for unit in self.units):
+            names = ", ".join(f'"{unit.name}"' for unit in self.units if unit.depth)
+            raise FailedPrecondition(f"{what}: called while the forward of unit {names} is running")
+        self.sweep()
+        if self._fetched:
+            gc.collect()
+            self.sweep()
+        for unit in self._fetched:
+            entry = unit.reader()
+            if entry:
+                raise FailedPrecondition(
+                    f'{what}: a tensor still shares the memory of param "{entry.name}" of unit "{unit.name}" (a view '
+                    f"or a detached alias kept after its module's forward): keep a clone() instead")

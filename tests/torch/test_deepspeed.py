@@ -1,0 +1,145 @@
+"""strata.deepspeed: configurations, key by key, and a program written against DeepSpeed."""
+import json
+
+import pytest
+import torch
+
+import small_gpt
+import strata
+from strata import deepspeed
+
+# Rows 4 to 21 and 23, 24 of the requirements, in DeepSpeed's spelling.
+CONFIG = {
+    "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+    "steps_per_print": 50,
+    "bf16": {"enabled": False}, "fp16": {"enabled": False, "loss_scale_window": 1000, "hysteresis": 2},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.003, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+    "gradient_clipping": 1.0, "wall_clock_breakdown": False, "communication_data_type": "fp32",
+    "zero_optimization": {
+        "stage": 3, "overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": 5e8,
+        "stage3_prefetch_bucket_size": 5e7, "stage3_param_persistence_threshold": 10, "stage3_max_live_parameters": 1e9,
+        "stage3_max_reuse_distance": 1e9, "sub_group_size": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True, "buffer_count": 4, "fast_init": True},
+        "offload_param": {"device": "cpu", "pin_memory": True, "buffer_count": 5, "buffer_size": 1e8,
+                          "max_in_cpu": 1e9},
+        "round_robin_gradients": True, "allgather_partitions": True,
+    },
+}
+
+
+def leaves(config):
+    for value in config.values():
+        yield from leaves(value) if isinstance(value, dict) else [value]
+
+
+def changed(path, value):
+    config = json.loads(json.dumps(CONFIG))
+    *outer, last = path.split(".")
+    part = config
+    for name in outer:
+        part = part.setdefault(name, {})
+    part[last] = value
+    return config
+
+
+def status(config, path, **options):
+    return {key.path: key for key in deepspeed.read(config, **options).keys}[path]
+
+
+def test_every_key_is_reported():
+    manifest = deepspeed.read(CONFIG)
+    by_path = {key.path: key.status for key in manifest.keys}
+    ineffective = {"fp16.enabled", "fp16.loss_scale_window", "fp16.hysteresis"} | {
+        "zero_optimization." + name for name in (
+            "offload_optimizer.buffer_count", "offload_optimizer.fast_init", "offload_param.buffer_count",
+            "offload_param.buffer_size", "offload_param.max_in_cpu", "round_robin_gradients", "allgather_partitions")}
+    assert {path for path, what in by_path.items() if what == "without effect"} == ineffective
+    assert all(what == "honoured" for path, what in by_path.items() if path not in ineffective)
+    assert len(by_path) == len(manifest.report()) == sum(1 for _ in leaves(CONFIG))
+    line = "zero_optimization.offload_param.buffer_size = 100000000.0: without effect: device is cpu"
+    assert line in manifest.report()
+
+
+@pytest.mark.parametrize("path,value,why", [
+    ("fp16.enabled", True, "use bf16.enabled"), ("optimizer.type", "OneBitAdam", '"AdamW" and "Adam"'),
+    ("zero_optimization.stage_3", 1, "no known key, did you mean zero_optimization.stage"),
+    ("zero_pp.quant_bits", 4, "quantized communication"), ("tensor_model_parallel_size", 4, "groups"),
+    ("zero_optimization.zero_quantized_weights", True, "quantized"),
+    ("zero_optimization.zero_hpz_partition_size", 8, "secondary partitions"),
+    ("prescale_gradients", True, "divided once"), ("scheduler.type", "WarmupLR", "scheduler of torch"),
+    ("zero_optimization.offload_optimizer.ratio", 0.5, "a part of the optimizer"),
+    ("nebula.enabled", True, "no known key"),
+    ("zero_optimization.cpu_offload", False, "contradicts another key"),
+    ("activation_checkpointing.cpu_checkpointing", True, "moving activations"),
+    ("optimizer.params.lr", "auto", '"auto" has no value here'),
+])
+def test_what_cannot_be_had_is_refused_by_path(path, value, why):
+    with pytest.raises(deepspeed.Refused) as error:
+        deepspeed.read(changed(path, value))
+    assert [key.path for key in error.value.keys] == [path] and why in str(error.value) and path in str(error.value)
+
+
+def test_all_refusals_come_at_once():
+    with pytest.raises(deepspeed.Refused) as error:
+        deepspeed.read({"fp16": {"enabled": True}, "trian_batch_size": 4, "scheduler": {"type": "WarmupLR"}})
+    assert [key.path for key in error.value.keys] == ["fp16.enabled", "trian_batch_size", "scheduler.type"]
+
+
+def test_aliases_defaults_and_auto(tmp_path):
+    assert status({"zero_optimization": {"stage": 3, "max_live_parameters": 5}},
+                  "zero_optimization.max_live_parameters").status == "honoured"
+    assert status({"zero_optimization": {"cpu_offload": True}}, "zero_optimization.cpu_offload").status == "mapped"
+    assert status({}, "gradient_clipping").value == 1.0
+    low = deepspeed.read({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 5}})
+    assert [key.note for key in low.keys if "live" in key.path] == ["only at stage 3"]
+    manifest = deepspeed.read({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {
+        "stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto"}}, {"train_micro_batch_size_per_gpu": 3}, hidden_size=100)
+    assert [manifest.get(k) for k in ("train_micro_batch_size_per_gpu", "zero_optimization.reduce_bucket_size",
+                                      "zero_optimization.prefetch_bucket_size",
+                                      "zero_optimization.param_persistence_threshold")] == [3, 10000, 9000, 1000]
+    (tmp_path / "twice.json").write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}')
+    with pytest.raises(strata.InvalidArgument, match="bf16 is there twice"):
+        deepspeed.read(tmp_path / "twice.json")
+
+
+def test_a_program_written_against_deepspeed(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    losses = strata.run_threads(2, lambda rank: small_gpt.train(3, 4, micro=2, thread_rank=rank))
+
+    def work(rank):
+        model = small_gpt.make()
+        engine, optimizer, _, scheduler = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=tmp_path / "ds.json", thread_rank=rank,
+            lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1.0 if step < 4 else 0.0))
+        found = []
+        for step in range(4):
+            for part in range(2):
+                loss = engine(*small_gpt.batch(step, rank.rank, part))
+                engine.backward(loss)
+                engine.step()
+                found.append(loss.item())
+        assert engine.global_steps == 4 and engine.train_batch_size() == 16 and engine.zero_optimization_stage() == 3
+        assert engine.was_step_applied() and engine.get_global_grad_norm() > 0 and engine.get_lr() == [0.0]
+        engine.save_checkpoint(tmp_path, client_state={"epoch": 3})
+        before = engine.strata.state_dict()
+        for part in range(2):
+            engine.backward(engine(*small_gpt.batch(5, rank.rank, part)))
+            engine.step()
+        assert all(torch.equal(value, before[name]) for name, value in engine.strata.state_dict().items())  # lr 0
+        engine.load_checkpoint(tmp_path)
+        assert engine.global_steps == 4 and engine.strata.core.meta["epoch"] == "3" and scheduler.last_epoch == 5
+        engine.save_16bit_model(tmp_path)
+        engine.close()
+        return found
+
+    assert strata.run_threads(2, work) == [run[0] for run in losses]
+
+
+def test_initialize_refuses_what_it_would_ignore():
+    model = small_gpt.make()
+    sgd = torch.optim.SGD(model.parameters(), lr=1)
+    for options, why in (({"optimizer": sgd}, "the optimizer is the configuration's"),
+                         ({"training_data": [1]}, "no data loader"), ({"config": None}, "needs config")):
+        with pytest.raises(strata.InvalidArgument, match=why):
+            deepspeed.initialize(model=model, **{"config": CONFIG, **options})

@@ -1,0 +1,473 @@
+"""When units are fetched and released around forward and backward, and what becomes of saved weights."""
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import small_gpt
+import strata
+import strata.torch
+
+CHECKPOINTING = [None, "reentrant", "nonreentrant"]
+
+
+def on_two_ranks(work):
+    return strata.run_threads(2, work)
+
+
+def held(engine):
+    return [unit.name for unit in engine._weights.units if unit.fetched]
+
+
+# ---- how often -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefetch", [0, 50_000_000])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_two_gathers_per_unit_and_micro_batch(checkpointing, tied, prefetch):
+    """Embeddings need none in backward. The first backward unit may still lie there from the forward: that is the
+    engine's reuse, from the second step on, when it knows the order."""
+    def work(rank):
+        model = small_gpt.make(checkpointing=checkpointing, tied=tied)
+        with small_gpt.prepare(model, thread_rank=rank, micro=2, extra=[
+                "zero_optimization.max_reuse_distance=0", f"zero_optimization.prefetch_bucket_size={prefetch}"]) as e:
+            counted = []
+            for _ in range(3):
+                small_gpt.loop(model, e, 1, micro=2, rank=e.rank)
+                assert held(e) == []
+                counted.append(e.core.counters(last_step=True))
+            return counted
+
+    first, *later = on_two_ranks(work)[0]
+    units, embeddings = 7, 2
+    assert first.fetches == first.gather_calls == 2 * (2 * units - embeddings)
+    for c in later:
+        assert c.fetches == 2 * (2 * units - embeddings)
+        assert c.gather_calls == 2 * (2 * units - embeddings - 1) and c.prefetch_dropped == 0
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_two_gathers_of_units_inside_units(checkpointing, frozen):
+    """The outer unit is needed before and after the inner one, in both directions."""
+    def work(rank):
+        model = small_gpt.make(checkpointing=checkpointing)
+        for name, p in model.blocks.named_parameters():
+            p.requires_grad_(not frozen or "bias" in name)
+        with small_gpt.prepare(model, thread_rank=rank, units=["Block", "Attention"], extra=[
+                "zero_optimization.max_reuse_distance=0"]) as e:
+            small_gpt.loop(model, e, 1, rank=e.rank)
+            assert held(e) == []
+            return e.core.counters(last_step=True).gather_calls
+
+    assert on_two_ranks(work)[0] == 2 * 10 - 2
+
+
+def test_gathered_bytes_are_the_formula():
+    def work(rank):
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()) for _ in range(4)])
+        with small_gpt.prepare(model, thread_rank=rank) as e:
+            e.backward(model(torch.ones(2, 64)).sum())
+            e.step()
+            return e.core.counters(last_step=True)
+
+    counters = on_two_ranks(work)[0]
+    assert counters.gather_bytes == 2 * 4 * (64 * 64 * 4 // 2)  # twice each of four units, the other rank's half
+    assert counters.gather_calls == 8
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_a_unit_stays_from_recompute_to_its_last_gradient_and_no_longer(checkpointing, frozen):
+    model = small_gpt.make(checkpointing=checkpointing, layers=4)
+    if frozen:
+        for name, p in model.blocks.named_parameters():
+            p.requires_grad_("norm1.weight" in name)
+    with small_gpt.prepare(model) as engine:
+        seen = {}
+        for i, block in enumerate(model.blocks):  # the block's first op runs last in backward
+            block.norm1.weight.register_post_accumulate_grad_hook(
+                lambda p, i=i: seen.update({i: [n for n in held(engine) if n.startswith("blocks")]}))
+        small_gpt.loop(model, engine, 1)
+        assert seen == {i: [f"blocks.{i}"] for i in range(4)}
+        assert held(engine) == []
+
+
+def test_slab_addresses_repeat():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        places = []
+        model.blocks[1].mlp.register_forward_hook(lambda *_: places.append(model.blocks[1].mlp[0].weight.data_ptr()))
+        small_gpt.loop(model, engine, 5)
+        assert len(places) == 5 and len(set(places)) == 1
+
+
+# ---- several forwards ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_several_forwards_before_a_backward(checkpointing):
+    a, b = small_gpt.batch(0), small_gpt.batch(1)
+    plain = small_gpt.make()
+    (plain(*a) + 2 * plain(*b)).backward()
+    model = small_gpt.make(checkpointing=checkpointing)
+    with small_gpt.prepare(model) as engine:
+        engine.backward(model(*a) + 2 * model(*b))
+        assert held(engine) == []
+        for name, p in plain.named_parameters():
+            torch.testing.assert_close(engine.grad(name), p.grad)
+        engine.step()
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+@pytest.mark.parametrize("stage", [1, 3])
+def test_two_losses_backwarded_one_after_the_other(stage, checkpointing):
+    a, b = small_gpt.batch(0), small_gpt.batch(1)
+    plain = small_gpt.make()
+    (plain(*a) + plain(*b)).backward()
+
+    def work(rank):
+        model = small_gpt.make(checkpointing=checkpointing)
+        with small_gpt.prepare(model, stage, micro=2, thread_rank=rank) as engine:
+            first, second = model(*a), model(*b)
+            engine.backward(first)
+            engine.backward(second)
+            assert engine.core.counters().fetches == 2 * (2 * 7 - 2)
+            return {name: engine.grad(name) for name, _ in model.named_parameters()}
+
+    for name, grad in on_two_ranks(work)[0].items():
+        torch.testing.assert_close(grad, plain.get_parameter(name).grad / 2)
+
+
+def test_one_module_used_twice_in_one_backward():
+    """Record 11: with recomputation the gradient may come twice in one backward; both count."""
+    class Siamese(nn.Module):
+        def __init__(self, reentrant):
+            super().__init__()
+            self.layers, self.reentrant = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]), reentrant
+
+        def forward(self, x):
+            y = 0
+            for part in x.unbind(1):
+                for layer in self.layers:
+                    part = torch.tanh(layer(part) if self.reentrant is None else
+                                      checkpoint(layer, part, use_reentrant=self.reentrant))
+                y = y + part
+            return y.square().mean()
+
+    def gradients(reentrant, prepared):
+        def work(rank):
+            with small_gpt.RANDOM:
+                torch.manual_seed(3)
+                model = Siamese(reentrant)
+            x = torch.linspace(-1, 1, 36).view(2, 3, 6).requires_grad_()
+            if not prepared:
+                model(x).backward()
+                return {name: p.grad for name, p in model.named_parameters()}
+            with small_gpt.prepare(model, 2, thread_rank=rank, extra=["zero_optimization.reduce_bucket_size=100"]) as e:
+                e.backward(model(x))
+                return {name: e.grad(name) for name, _ in model.named_parameters()}
+        return on_two_ranks(work)[0] if prepared else work(None)
+
+    expected = gradients(None, prepared=False)
+    for reentrant in (None, True, False):
+        found = gradients(reentrant, prepared=True)
+        for name, grad in expected.items():
+            torch.testing.assert_close(found[name], grad)
+
+
+@pytest.mark.parametrize("units", [None, ["Block", "Attention"]])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_retained_graph(checkpointing, frozen, units):
+    def make():
+        model = small_gpt.make(checkpointing=checkpointing)
+        for name, p in model.blocks.named_parameters():
+            p.requires_grad_(not frozen or "norm2" in name)
+        return model
+
+    plain = make()
+    loss = plain(*small_gpt.batch(0))
+    loss.backward()
+    model = make()
+    with small_gpt.prepare(model, micro=2, units=units) as engine:
+        loss = model(*small_gpt.batch(0))
+        engine.backward(loss, retain_graph=True)
+        assert held(engine) == []
+        engine.backward(loss)
+        count = len(engine._weights.units)
+        assert engine.core.counters().fetches == count + 2 * (count - 2)
+        for name, p in plain.named_parameters():
+            if p.requires_grad:
+                torch.testing.assert_close(engine.grad(name), p.grad)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoint_inside_a_modules_forward(use_reentrant):
+    """No hook of the unit's module sees that its forward is computed again: its params say so when they are read."""
+    class Inner(small_gpt.Block):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((small_gpt.WIDTH,), 1.5))
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=use_reentrant)
+
+        def inner(self, x):
+            return super().forward(self.scale * x)
+
+    plain = small_gpt.make(block=Inner)
+    plain(*small_gpt.batch(0)).backward()
+
+    def work(rank):
+        model = small_gpt.make(block=Inner)
+        with small_gpt.prepare(model, thread_rank=rank, extra=["zero_optimization.max_live_parameters=16384",
+                                                               "zero_optimization.max_reuse_distance=0"]) as engine:
+            engine.backward(model(*small_gpt.batch(0)))
+            assert engine.core.counters().gather_calls == 2 * 7 - 2
+            with pytest.raises(strata.FailedPrecondition, match='param "blocks.0.scale" of unit "blocks.0" is rel'):
+                model.blocks[0].scale + 1
+            return {name: engine.grad(name) for name, _ in model.named_parameters()}
+
+    for name, grad in on_two_ranks(work)[0].items():
+        torch.testing.assert_close(grad, plain.get_parameter(name).grad)
+
+
+def test_evaluation_and_generation_between_micro_batches():
+    def losses(evaluate):
+        model = small_gpt.make()
+        with small_gpt.prepare(model, micro=2) as engine:
+            found = []
+            for step in range(3):
+                for part in range(2):
+                    loss = model(*small_gpt.batch(step, 0, part))
+                    if evaluate:
+                        generate(model, engine)
+                    engine.backward(loss)
+                    found.append(loss.item())
+                    if evaluate:
+                        with torch.inference_mode():
+                            model(*small_gpt.batch(7))
+                engine.step()
+                if evaluate:
+                    model(*small_gpt.batch(8))  # recorded by autograd and dropped
+            return found
+
+    def generate(model, engine):
+        ids = torch.zeros(1, 1, dtype=torch.long)
+        with torch.no_grad():
+            for _ in range(4):
+                ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+        assert held(engine) == []
+
+    assert losses(evaluate=True) == losses(evaluate=False)
+
+
+# ---- saved tensors ---------------------------------------------------------------------------------------------------
+
+
+def test_saved_weights_keep_no_memory():
+    """Between forward and backward nothing reads the slabs: they can be given to other units."""
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        loss = model(*small_gpt.batch(0))
+        assert held(engine) == [] and not any(e.is_read for u in engine._weights.units for e in u.entries)
+        engine.backward(loss)
+
+
+def test_views_of_weights_are_unpacked_as_they_were():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.linspace(-1, 1, 60).view(6, 10))
+
+        def forward(self, x):
+            a = x @ self.w.t()[2:5, 1:4]            # a strided piece at an offset
+            b = a * self.w[1, 3:6] * self.w[::2, 7]  # rows and columns
+            return (b * self.w.view(2, 3, 10)[1, :, 5].expand(2, 3)).sum() + self.w.pow(2).sum()
+
+    x = torch.linspace(0, 1, 6).view(2, 3)
+    plain = Odd()
+    plain(x).backward()
+    model = Odd()
+    with small_gpt.prepare(model) as engine:
+        engine.backward(model(x))
+        torch.testing.assert_close(engine.grad(model.w), plain.w.grad)
+
+
+def test_saved_by_other_hooks_inside_the_model():
+    """save_on_cpu around a layer hides its saved weights from ours: the unit stays until the backward has read them."""
+    class Layer(nn.Linear):
+        def forward(self, x):
+            with torch.autograd.graph.save_on_cpu():
+                return torch.tanh(super().forward(x))
+
+    def gradients(prepared):
+        torch.manual_seed(2)
+        model = nn.ModuleList([Layer(5, 5) for _ in range(3)])
+        root = nn.Module()
+        root.layers = model
+        root.forward = lambda x: model[2](model[1](model[0](x))).sum()
+        x = torch.linspace(-1, 1, 10).view(2, 5)
+        if not prepared:
+            root(x).backward()
+            return [p.grad for p in root.parameters()]
+        with small_gpt.prepare(root) as e:
+            loss = root(x)
+            assert held(e) == ["layers.1", "layers.2"]  # nothing asks for a gradient of x: layer 0 saved no weight
+            e.backward(loss)
+            assert held(e) == []
+            return [e.grad(p) for p in root.parameters()]
+
+    for plain, ours in zip(gradients(False), gradients(True)):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_tensor_saved_outside_the_hooks_raises():
+    """Every release moves the param's version on: autograd itself refuses what was saved without our hooks."""
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        with engine.gathered(model.head):
+            y = (torch.ones(2, small_gpt.WIDTH, requires_grad=True) @ model.head.weight.t()).sum()
+            assert not held(engine) == []
+        with pytest.raises(strata.FailedPrecondition, match='shares the memory of param "head.weight" of unit "head"'):
+            engine.step()
+        param = model.head.weight
+        with engine.gathered(model.head):
+            z = (param * torch.ones(1, small_gpt.WIDTH, requires_grad=True)).sum()  # saves the param itself
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.backward()
+        del y
+
+
+def test_an_alias_kept_after_the_forward():
+    """Its memory stays valid while it lives, and a step that would change it under its reader is refused."""
+    model = small_gpt.make()
+    kept = []
+    model.blocks[0].register_forward_hook(lambda *_: kept.append(model.blocks[0].norm1.weight.detach()))
+    with small_gpt.prepare(model) as engine:
+        engine.backward(model(*small_gpt.batch(0)))
+        assert held(engine) == ["blocks.0"] and bool((kept[0] == 1).all())
+        with pytest.raises(strata.FailedPrecondition,
+                           match='shares the memory of param "blocks.0.norm1.weight" of unit "blocks.0"'):
+            engine.step()
+        kept.clear()
+        engine.step()
+        assert held(engine) == []
+
+
+def test_dropped_graphs_and_cycles():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        for _ in range(3):
+            loss = model(*small_gpt.batch(0))
+            cycle = [loss]
+            cycle.append(cycle)
+            alive = weakref.ref(loss)
+            del loss, cycle
+        small_gpt.loop(model, engine, 2)
+        gc.collect()
+        assert alive() is None and held(engine) == []
+        assert not any(unit.waiting for unit in engine._weights.units)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_says_why():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        loss = model(*small_gpt.batch(0))
+        with pytest.raises(strata.FailedPrecondition, match=r"inside engine.backward\(loss\) only"):
+            loss.backward()
+        with pytest.raises(strata.FailedPrecondition, match='unit "tokens" is called outside the forward'):
+            model.tokens(torch.zeros(1, dtype=torch.long))
+        with torch.no_grad():
+            model.tokens(torch.zeros(1, dtype=torch.long))
+        with pytest.raises(strata.FailedPrecondition, match="saved-tensor hooks active"):
+            with torch.autograd.graph.save_on_cpu():
+                model(*small_gpt.batch(0))
+        with pytest.raises(strata.FailedPrecondition, match="saved-tensor hooks active"):
+            checkpoint(model, *small_gpt.batch(0), use_reentrant=False)
+        with pytest.raises(strata.InvalidArgument, match="needs a loss with a gradient"):
+            engine.backward(torch.ones(()))
+        with pytest.raises(strata.InvalidArgument, match="needs a loss with a gradient"):
+            with torch.no_grad():
+                engine.backward(model(*small_gpt.batch(0)))
+        with pytest.raises(strata.FailedPrecondition, match="0 of 1 micro-batches"):
+            engine.step()
+        old = model(*small_gpt.batch(1))
+        small_gpt.loop(model, engine, 1)
+        with pytest.raises(strata.FailedPrecondition, match="has changed the weights since this forward"):
+            engine.backward(old)
+
+
+def test_parts_called_one_by_one():
+    model, plain = small_gpt.make(), small_gpt.make()
+    ids, _ = small_gpt.batch(0)
+    plain.head(plain.tokens(ids)).square().mean().backward()
+    with small_gpt.prepare(model) as engine:
+        with engine.forward():
+            y = model.head(model.tokens(ids))
+        engine.backward(y.square().mean())
+        for name in ("head.weight", "tokens.weight"):
+            torch.testing.assert_close(engine.grad(name), plain.get_parameter(name).grad)
+
+
+def test_an_error_in_the_forward_leaves_nothing_fetched():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        hook = model.blocks[1].mlp.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(*small_gpt.batch(0))
+        hook.remove()
+        assert held(engine) == [] and isinstance(model.blocks[1].norm1.weight, strata.torch.ReleasedParameter)
+        small_gpt.loop(model, engine, 1)
+
+
+def test_autocast_of_fp32_matrices_is_refused():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        with pytest.raises(strata.FailedPrecondition,
+                           match='unit "blocks.0" is called under torch.autocast with param "blocks.0.attention.qkv.'
+                                 'weight" in float32.*defeats sharding.*bf16.enabled'):
+            with torch.autocast("cpu", torch.bfloat16):
+                model(*small_gpt.batch(0))
+        assert held(engine) == []
+    model = small_gpt.make()
+    with small_gpt.prepare(model, bf16=True) as engine:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(*small_gpt.batch(0))
+        engine.backward(loss)
+        engine.step()
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True))
+    with small_gpt.prepare(model) as engine:
+        with pytest.raises(strata.InvalidArgument, match='gradient of param "0.weight": a torch.sparse_coo tensor'):
+            engine.backward(model(torch.tensor([1])).sum())
+
+
+def test_weights_written_in_the_forward_are_refused_on_all_ranks():
+    """Record 06a, with check_weights."""
+    @torch.no_grad()
+    def write(weight):
+        weight.fill_(7)
+
+    def work(rank):
+        model = small_gpt.make()
+        with small_gpt.prepare(model, thread_rank=rank, extra=["check_weights=true"]) as engine:
+            hook = model.norm.register_forward_pre_hook(lambda module, _: write(module.weight))
+            with pytest.raises(strata.FailedPrecondition, match='"norm.weight" of unit "norm" was written'):
+                with torch.no_grad():
+                    model(*small_gpt.batch(0))
+            hook.remove()
+            return engine.read("norm.weight")
+
+    for values in on_two_ranks(work):
+        assert bool((values == 1).all())

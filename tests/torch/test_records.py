@@ -1,0 +1,351 @@
+"""Cases that went wrong for people elsewhere, on this host. Numbers are the records' in the list of cases."""
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import small_gpt
+import strata
+import strata.torch
+
+
+def on_ranks(world, work):
+    return strata.run_threads(world, work)
+
+
+class Units(nn.Module):
+    """Linear layers in a list; `forward` is given per test."""
+
+    def __init__(self, forward, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._forward = forward
+
+    def forward(self, *args):
+        return self._forward(self.layers, *args)
+
+
+def linear(rows, columns, seed):
+    layer = nn.Linear(columns, rows, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.linspace(-1, 1, rows * columns).roll(seed).view(rows, columns) / math.sqrt(columns))
+    return layer
+
+
+# ---- 01: a unit that runs only for some inputs -----------------------------------------------------------------------
+
+
+def test_01_skipped_units():
+    def forward(layers, x, second, third):
+        x = torch.tanh(layers[0](x))
+        if second:
+            x = torch.tanh(layers[1](x))
+        return (layers[2](x) if third else x).square().mean()
+
+    def model():
+        return Units(forward, linear(64, 64, 1), linear(64, 64, 5), linear(1, 64, 3))
+
+    uses = [(second, True) for second in (True, True, False, True, False, False)] + [(True, False)]
+    x = [torch.linspace(-1, 1, 128).view(2, 64) + 0.1 * rank for rank in range(2)]
+
+    def work(rank):
+        mine = model()
+        with small_gpt.prepare(mine, thread_rank=rank) as engine:
+            for second, third in uses:
+                before = {name: engine.read(p, a) for name, p in mine.named_parameters() for a in ("master",)}
+                engine.backward(mine(x[engine.rank], second, third))
+                engine.step()
+                assert not any(unit.fetched for unit in engine._weights.units)
+                for name, used in (("layers.1.weight", second), ("layers.2.weight", third)):
+                    assert torch.equal(engine.read(name, "master"), before[name]) != used
+            return engine.state_dict()
+
+    plain = model()
+    optimizers = [small_gpt.MasterAdamW(layer, clip=0) for layer in plain.layers]
+    for second, third in uses:  # a skipped unit has its own step count and no decay
+        for rank in range(2):
+            plain(x[rank], second, third).backward()
+        norm = math.sqrt(sum(float((p.grad / 2).double().square().sum()) for p in plain.parameters()
+                             if p.grad is not None))
+        for optimizer, used in zip(optimizers, (True, second, third)):
+            if used:
+                optimizer.step(2 / min(1, 1 / (norm + 1e-6)))
+    for state in on_ranks(2, work):
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=2e-6)
+
+
+# ---- 03: experts used by some ranks only -----------------------------------------------------------------------------
+
+
+class Expert(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        self.inner = linear(16, 16, seed)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x))
+
+
+class Mixture(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        self.experts = nn.ModuleList([Expert(seed + i) for i in range(4)])
+
+    def forward(self, x, chosen):
+        return x + sum(self.experts[i](x) for i in chosen)
+
+
+class MixtureModel(nn.Module):
+    def __init__(self, checkpointing=False):
+        super().__init__()
+        self.first, self.last = linear(16, 8, 1), linear(1, 16, 3)
+        self.mixtures = nn.ModuleList([Mixture(1), Mixture(7)])
+        self.checkpointing = checkpointing
+
+    def forward(self, x, chosen):
+        x = self.first(x)
+        for mixture, experts in zip(self.mixtures, chosen):
+            x = (torch.utils.checkpoint.checkpoint(mixture, x, experts, use_reentrant=False) if self.checkpointing
+                 else mixture(x, experts))
+        return self.last(x).square().mean()
+
+
+# Per step, per rank: the experts of the two mixtures.
+CHOICES = [[([0, 1], [0, 1]), ([2, 3], [2, 3])], [([1], []), ([0], [0, 3])], [([], [2]), ([3], [])],
+           [([], []), ([2], [1])], [([], []), ([], [])]]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("live", ["1e9", "4096"])
+def test_03_experts_declared_as_one_unit(live, checkpointing):
+    x = [torch.linspace(-1, 1, 16).view(2, 8) * (1 + rank) for rank in range(2)]
+
+    def work(rank):
+        model = MixtureModel(checkpointing)
+        with small_gpt.prepare(model, thread_rank=rank, units=Mixture, clip=0.0,
+                               extra=[f"zero_optimization.max_live_parameters={live}"]) as engine:
+            grads = []
+            for choice in CHOICES:
+                engine.backward(model(x[engine.rank], choice[engine.rank]))
+                grads.append({name: engine.grad(name) for name, _ in model.named_parameters()})
+                engine.step()
+            return grads, engine.state_dict()
+
+    plain = MixtureModel()
+    (grads, state), _ = on_ranks(2, work)
+    optimizer = small_gpt.MasterAdamW(plain, clip=0)
+    for choice, found in zip(CHOICES, grads):
+        for rank in range(2):
+            plain(x[rank], choice[rank]).backward()
+        for name, p in plain.named_parameters():
+            expected = torch.zeros_like(p) if p.grad is None else p.grad / 2
+            torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+        if choice != [([], []), ([], [])]:  # a mixture nobody used keeps its weights, plain AdamW would decay them
+            optimizer.step(2)
+        else:
+            break
+    assert all(bool(value.isfinite().all()) for value in state.values())
+
+
+def test_03_experts_as_units_of_their_own_are_an_error_on_every_rank():
+    def work(rank):
+        model = MixtureModel()
+        with small_gpt.prepare(model, thread_rank=rank, units=Expert, extra=["deadline_seconds=5"]) as engine:
+            with pytest.raises(strata.StrataError) as error:
+                for choice in CHOICES:
+                    engine.backward(model(torch.ones(2, 8), choice[engine.rank]))
+                    engine.step()
+            return str(error.value)
+
+    began = time.monotonic()
+    for message in on_ranks(2, work):
+        assert 'unit "mixtures.0.experts' in message and "rank" in message, message
+    assert time.monotonic() - began < 60
+
+
+# ---- 06: edits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_06_written_by_one_rank(bf16):
+    def work(rank):
+        model = Units(lambda layers, x: layers[0](x).sum(), linear(10, 1, 0))
+        with small_gpt.prepare(model, thread_rank=rank, bf16=bf16) as engine:
+            sign = 1 if engine.rank == 0 else -1
+            engine.write("layers.0.weight", sign * torch.arange(1.0, 11).view(10, 1))
+            with engine.gathered(model):
+                assert model.layers[0].weight.flatten().tolist() == list(range(1, 11))
+            engine.backward(model(torch.ones(1, 1, dtype=torch.bfloat16 if bf16 else torch.float32)))
+            engine.step(lr=0.0)
+            with pytest.raises(strata.InvalidArgument, match=r"shape \(10,\), the param has \(10, 1\)"):
+                engine.write("layers.0.weight", torch.ones(10))
+            return engine.read("layers.0.weight")
+
+    for value in on_ranks(2, work):
+        assert value.flatten().tolist() == list(range(1, 11))
+
+
+# ---- 07 and 09: empty params and padding -----------------------------------------------------------------------------
+
+
+class Sizes(nn.Module):
+    def __init__(self, *shapes):
+        super().__init__()
+        for i, shape in enumerate(shapes):
+            self.register_parameter(f"p{i}", nn.Parameter(torch.linspace(0.5, 1.5, math.prod(shape)).view(shape)))
+
+    def forward(self, x):
+        return sum((p * p).sum() * x for p in self.parameters())
+
+
+@pytest.mark.parametrize("shapes", [[(8,), (0,), (24,)], [(4, 4), (0, 4)], [(), (3, 0, 2)]], ids=str)
+def test_07_zero_element_params(shapes, tmp_path):
+    def work(rank, stage):
+        model = Sizes(*shapes)
+        with small_gpt.prepare(model, stage, thread_rank=rank) as engine:
+            for _ in range(3):
+                engine.backward(model(torch.tensor(0.5 + engine.rank)))
+                engine.step()
+            engine.save(tmp_path / str(stage), "one")
+            state = engine.state_dict()
+            engine.backward(model(torch.tensor(1.0)))
+            engine.step()
+            engine.load(tmp_path / str(stage))
+            engine.core.export_weights(tmp_path / f"{stage}.safetensors")
+            assert all(torch.equal(v, state[k]) for k, v in engine.state_dict().items())
+            return state
+
+    reference = on_ranks(2, lambda rank: work(rank, 0))[0]
+    assert {tuple(v.shape) for v in reference.values()} == set(shapes)
+    for stage in (1, 2, 3):
+        for state in on_ranks(2, lambda rank: work(rank, stage)):
+            assert all(torch.equal(v, reference[k]) for k, v in state.items())
+
+
+def test_09_padding_stays_out():
+    values = {}
+
+    def work(rank):
+        model = Sizes((5,), (7,), (3,))
+        with small_gpt.prepare(model, thread_rank=rank, clip=0.1) as engine:
+            with engine.gathered():
+                values[engine.rank] = [p.detach().clone() for p in model.parameters()]
+            engine.backward(model(torch.tensor(1.0)))
+            norm = math.sqrt(sum(float(engine.grad(p).double().square().sum()) for p in model.parameters()))
+            engine.step()
+            assert engine.core.info().grad_norm == pytest.approx(norm, rel=1e-6)
+            return engine.state_dict()
+
+    states = on_ranks(4, work)
+    for found in values.values():
+        assert all(torch.equal(a, b) for a, b in zip(found, Sizes((5,), (7,), (3,)).parameters()))
+    for state in states:
+        assert all(bool(v.isfinite().all()) and torch.equal(v, states[0][k]) for k, v in state.items())
+
+
+# ---- 12: small params stay whole -------------------------------------------------------------------------------------
+
+
+def test_12_persistent_params_in_changing_orders():
+    def work(rank):
+        model = Units(lambda layers, x, order: sum(layers[i](x).sum() for i in order),
+                      *(linear(size, 1, 0) for size in (15, 16, 17)))
+        x = torch.ones(1, 1, requires_grad=True)  # so that backward needs the weights
+        with small_gpt.prepare(model, thread_rank=rank, extra=["zero_optimization.param_persistence_threshold=16",
+                                                               "zero_optimization.max_reuse_distance=0"]) as engine:
+            gathers = []
+            for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+                engine.backward(model(x, order))
+                engine.step()
+                gathers.append(engine.core.counters(last_step=True).gather_calls)
+            return gathers, engine.state_dict()
+
+    (gathers, state), (_, other) = on_ranks(2, work)
+    # 17 elements: forward and backward; 15 and 16, together: once after each update.
+    assert gathers == [2, 3, 3]
+    assert all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+# ---- 18: what does not fit is refused before it is taken -------------------------------------------------------------
+
+
+def test_18_pinned_memory_or_a_stated_fallback():
+    options = ["zero_optimization.offload_optimizer.device=cpu", "zero_optimization.offload_optimizer.pin_memory=true"]
+    assert small_gpt.train(3, 5, extra=options)[0] == small_gpt.train(3, 5)[0]
+
+
+# ---- 31 and 32: what is not finite -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_31_32_steps_that_are_not_finite_are_skipped_on_all_ranks(stage, value, bf16):
+    def work(rank):
+        lines = []
+        model = small_gpt.make(layers=1)
+        model.register_forward_hook(lambda module, args, loss: loss * factor[0])
+        factor = [1.0]
+        engine = strata.torch.prepare(
+            model, text=small_gpt.text(stage, bf16=bf16), thread_rank=rank, log=lambda level, domain, text:
+            lines.append(text), overrides=["log_level=info"])
+        with engine:
+            norms = []
+            for step in range(5):
+                factor[0] = value if step == 2 and engine.rank == 1 else 1.0
+                before = engine.state_dict()
+                engine.backward(model(*small_gpt.batch(step)))
+                engine.step()
+                info = engine.core.info()
+                norms.append(info.grad_norm)
+                unchanged = all(torch.equal(v, before[k]) for k, v in engine.state_dict().items())
+                assert unchanged == (step == 2) and info.was_applied == (step != 2)
+            return info, norms, [line for line in lines if "skipped" in line]
+
+    for info, norms, lines in on_ranks(2, work):
+        assert (info.steps, info.applied_steps, info.skipped_steps) == (5, 4, 1)
+        assert not math.isfinite(norms[2]) and all(map(math.isfinite, norms[:2] + norms[3:]))
+    assert len(lines) <= 1
+
+
+# ---- 61: one rank dies -----------------------------------------------------------------------------------------------
+
+
+def test_61_a_killed_rank_is_named_by_the_other(tmp_path):
+    program = str(pathlib.Path(__file__).with_name("rank_program.py"))
+    command = [sys.executable, program, str(tmp_path / "out"), "3", "4"]
+    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
+                              env=dict(os.environ, STRATA_RANK=str(rank), STRATA_WORLD_SIZE="2",
+                                       STRATA_JOB=f"torch-kill-{os.getpid()}")) for rank in range(2)]
+    _, errors = ranks[0].communicate(timeout=120)
+    ranks[1].communicate(timeout=60)
+    assert ranks[1].returncode == -signal.SIGKILL
+    assert ranks[0].returncode == 1 and "strata.errors." in errors and "rank 1" in errors, errors
+
+
+# ---- 64: a world that is not there -----------------------------------------------------------------------------------
+
+
+def test_64_a_world_of_two_is_never_a_world_of_one():
+    program = ("import conftest, small_gpt; "
+               "small_gpt.prepare(small_gpt.make(), extra=['deadline_seconds=1'])")
+    run = subprocess.run([sys.executable, "-c", program], cwd=pathlib.Path(__file__).parent, capture_output=True,
+                         text=True, timeout=120, env=dict(os.environ, STRATA_RANK="0", STRATA_WORLD_SIZE="2",
+                                                          STRATA_JOB=f"torch-alone-{os.getpid()}"))
+    assert run.returncode != 0 and "rank 1" in run.stderr, run.stderr
+
+    def work(rank):
+        model = nn.Sequential(nn.Linear(1024, 1024, bias=False))
+        with small_gpt.prepare(model, thread_rank=rank) as engine:
+            return {item.what: item.bytes for item in engine.core.plan()}
+
+    assert on_ranks(2, work)[0]["weight shards"] == 1024 * 1024 * 4 // 2
+    assert on_ranks(1, work)[0]["whole weights"] == 1024 * 1024 * 4
