@@ -29,12 +29,18 @@ Hello hello_of(const Place& place, uint32_t lane) {
   return hello;
 }
 
-Error open_lane(const Place& place, uint32_t lane, const Deadline& deadline, Fd* out) {
+bool hung_up(const Fd& socket) {
+  pollfd one = {socket.get(), POLLRDHUP, 0};
+  return ::poll(&one, 1, 0) > 0;
+}
+
+// Waits for rank 0 to be there. Once it was, on the lane `earlier`, it is waited for only as long as that one is open.
+Error open_lane(const Place& place, uint32_t lane, const Fd& earlier, const Deadline& deadline, Fd* out) {
   for (;;) {
     const Error e = connect_to(place.address, deadline.poll_ms(kAttemptMs), out);
     if (e.ok()) break;
     if (e.code() != STRATA_NOT_FOUND) return {e.code(), opening(place) + ": " + e.text()};
-    if (deadline.passed()) {
+    if (deadline.passed() || (earlier && hung_up(earlier))) {
       return {STRATA_DEADLINE_EXCEEDED, join(opening(place), ": waited ", deadline.text(), " for rank 0: ", e.text())};
     }
     std::this_thread::sleep_for(kBetweenAttempts);
@@ -109,8 +115,10 @@ Error meet(const Place& place, const Deadline& deadline, std::vector<Seat>* out)
   (*out)[static_cast<size_t>(place.rank)].person = this_process();
   if (place.world == 1) return {};
   if (place.rank == 0) return meet_as_rank0(place, deadline, out);
-  if (Error e = open_lane(place, 0, deadline, &(*out)[0].control); !e.ok()) return e;
-  if (Error e = open_lane(place, 1, deadline, &(*out)[0].exchange); !e.ok()) return e;
+  Seat& rank0 = (*out)[0];
+  if (Error e = open_lane(place, 0, Fd(), deadline, &rank0.control); !e.ok()) return e;
+  Error e = open_lane(place, 1, rank0.control, deadline, &rank0.exchange);
+  if (!e.ok() && !hung_up(rank0.control)) return e;  // else it said why on its first lane
   return wait_for_start(place, deadline, out);
 }
 
