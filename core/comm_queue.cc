@@ -176,8 +176,6 @@ Status CommQueue::launch(const CommOp& op, const strata_stream* stream) {
       return take_failure(api->all_reduce(self, &args, nullptr));
     case CommOp::Kind::kBroadcast:
       return take_failure(api->broadcast(self, &args, nullptr));
-    case CommOp::Kind::kBarrier:
-      return take_failure(api->barrier(self, &args));
     case CommOp::Kind::kLocal:
       return Ok();
   }

@@ -25,7 +25,7 @@
 namespace strata {
 
 struct CommOp {
-  enum class Kind { kGather, kAgree, kReduceScatter, kAllReduce, kBroadcast, kBarrier, kLocal };
+  enum class Kind { kGather, kAgree, kReduceScatter, kAllReduce, kBroadcast, kLocal };
   Kind kind = Kind::kLocal;
   uint64_t tag = 0;   // what it is about; equal on all ranks
   std::string label;  // the same in words

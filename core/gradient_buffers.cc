@@ -5,16 +5,16 @@
 
 namespace strata {
 
-Status GradientBuffers::allocate(const Collective& collective, std::vector<uint64_t> sizes, uint64_t room,
-                                 uint64_t zeros) {
-  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective, room + zeros, &memory_).during("gradient buffers"));
+Status GradientBuffers::allocate(const Collective& collective, std::vector<uint64_t> sizes, Room room) {
+  STRATA_RETURN_IF_ERROR(
+      Memory::for_collectives(collective, room.buffers + room.zeros, &memory_).during("gradient buffers"));
   room_ = room;
   sizes_ = std::move(sizes);
   places_.assign(sizes_.size(), std::nullopt);
-  arena_ = Arena(room);
+  arena_ = Arena(room.buffers);
   own_place_.resize(sizes_.size());
   std::exclusive_scan(sizes_.begin(), sizes_.end(), own_place_.begin(), uint64_t{0});
-  if (std::reduce(sizes_.begin(), sizes_.end()) > room) own_place_.clear();
+  if (std::reduce(sizes_.begin(), sizes_.end()) > room.buffers) own_place_.clear();
   return Ok();
 }
 
@@ -80,7 +80,7 @@ Status GradientBuffers::move_together() {
     if (places_[u]) open.push_back(u);
   }
   std::sort(open.begin(), open.end(), [this](uint32_t a, uint32_t b) { return *places_[a] < *places_[b]; });
-  arena_ = Arena(room_);
+  arena_ = Arena(room_.buffers);
   for (uint32_t u : open) {
     const uint64_t place = *arena_.take(sizes_[u]);
     STRATA_RETURN_IF_ERROR(move_down(*places_[u], place, sizes_[u]));

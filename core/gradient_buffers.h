@@ -21,10 +21,14 @@ namespace strata {
 class GradientBuffers {
  public:
   GradientBuffers(const Device& device, const CommQueue& queue) : device_(device), queue_(queue) {}
-  // `sizes`: bytes of each unit's buffer; `room`: for all of them; `zeros`: beside them.
-  Status allocate(const Collective& collective, std::vector<uint64_t> sizes, uint64_t room, uint64_t zeros);
+  // Bytes for all buffers, and of zeros beside them.
+  struct Room {
+    uint64_t buffers = 0, zeros = 0;
+  };
+  // `sizes`: bytes of each unit's buffer.
+  Status allocate(const Collective& collective, std::vector<uint64_t> sizes, Room room);
   // As many zeros as were asked for, or NULL.
-  const char* zeros() const { return memory_.bytes() > room_ ? memory_.at(room_) : nullptr; }
+  const char* zeros() const { return room_.zeros > 0 ? memory_.at(room_.buffers) : nullptr; }
 
   bool is_open(uint32_t unit) const { return places_[unit].has_value(); }
   // Element addresses change with the next `open` of another unit.
@@ -52,7 +56,7 @@ class GradientBuffers {
   std::vector<uint64_t> sizes_, own_place_;  // by unit; own places only where all fit
   std::vector<std::optional<uint64_t>> places_;
   Memory memory_;
-  uint64_t room_ = 0;
+  Room room_;
   Arena arena_;
   std::deque<InFlight> in_flight_;
   Work reclaimed_;  // the last reduction whose places came free; it ends behind all earlier ones

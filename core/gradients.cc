@@ -34,6 +34,9 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
       if (std::find(feeds.begin(), feeds.end(), u) != feeds.end()) slot.feeders.push_back(f);
     }
   }
+  uint64_t largest = 0;
+  for (const Unit& u : layout.units) largest = std::max(largest, u.trainable_elements);
+  waiting_limit_ = static_cast<uint64_t>(settings.reduce_bucket_size) + largest;
   // Backward usually runs against the registration order; the resident unit is complete last.
   for (uint32_t u = static_cast<uint32_t>(slots_.size()); u-- > 0;) {
     if (trainable(u) && static_cast<int>(u) != layout.resident) order_.push_back(u);
@@ -45,16 +48,10 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
 
 // ---- sizes and allocation ----------------------------------------------------------------------------------------
 
-// The most elements that are done and wait for their turn or for their bucket to fill.
-uint64_t Gradients::waiting_limit() const {
-  uint64_t largest = 0;
-  for (const Unit& u : layout_.units) largest = std::max(largest, u.trainable_elements);
-  return static_cast<uint64_t>(settings_.reduce_bucket_size) + largest;
-}
-
 // Buffers for all units, or for those that wait, two that are being filled, and those that stay open over the whole
-// backward because several units feed them.
-uint64_t Gradients::room_bytes() const {
+// backward because several units feed them. Beside a room that is smaller than all buffers: zeros, from which a unit
+// without a gradient is reduced.
+Gradients::Room Gradients::room() const {
   uint64_t all = 0, largest = 0, shared = 0;
   for (const Slot& slot : slots_) {
     all += slot.buffer_bytes;
@@ -67,18 +64,9 @@ uint64_t Gradients::room_bytes() const {
       if (s.trainable && plan_.needs_wire_buffer(s)) widest = std::max(widest, dtype_size(plan_.wire(s)));
     }
   }
-  if (widest == 0 || waiting_limit() >= all / widest) return all;
-  return std::min(all, waiting_limit() * widest + 2 * largest + shared);
-}
-
-// Beside a room that is smaller than all buffers: zeros, from which a unit without a gradient is reduced.
-uint64_t Gradients::zeros_bytes() const {
-  uint64_t all = 0, largest = 0;
-  for (const Slot& slot : slots_) {
-    all += slot.buffer_bytes;
-    largest = std::max(largest, slot.buffer_bytes);
-  }
-  return room_bytes() < all ? largest : 0;
+  if (widest == 0 || waiting_limit_ >= all / widest) return {all, 0};
+  const uint64_t part = waiting_limit_ * widest + 2 * largest + shared;
+  return part < all ? Room{part, largest} : Room{all, 0};
 }
 
 uint64_t Gradients::owned_bytes() const {
@@ -126,7 +114,7 @@ Status Gradients::allocate() {
   STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, norm_bytes(), &norms_).during("norms"));
   std::vector<uint64_t> sizes;
   for (const Slot& slot : slots_) sizes.push_back(slot.buffer_bytes);
-  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), room_bytes(), zeros_bytes()));
+  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), room()));
   STRATA_RETURN_IF_ERROR(
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
@@ -302,9 +290,8 @@ Status Gradients::unit_done(uint32_t unit) {
 // Units that wait for a turn that does not come are sent after all, the longest waiting first. That depends on which
 // units hosts declare done, in which order, and on sizes: not on which of them got gradients.
 Status Gradients::bound_waiting() {
-  const uint64_t limit = waiting_limit();
-  if (waiting_elements_ > limit) STRATA_RETURN_IF_ERROR(launch());
-  for (size_t i = 0; i < ready_order_.size() && waiting_elements_ > limit; ++i) {
+  if (waiting_elements_ > waiting_limit_) STRATA_RETURN_IF_ERROR(launch());
+  for (size_t i = 0; i < ready_order_.size() && waiting_elements_ > waiting_limit_; ++i) {
     if (launched_[ready_order_[i]]) continue;
     STRATA_RETURN_IF_ERROR(append(ready_order_[i]));
     STRATA_RETURN_IF_ERROR(launch());

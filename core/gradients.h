@@ -53,7 +53,7 @@ class Gradients {
             const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
             const Weights& weights, Counters& counters);
 
-  uint64_t buffer_bytes() const { return room_bytes() + zeros_bytes(); }  // unreduced gradients, device
+  uint64_t buffer_bytes() const { return room().buffers + room().zeros; }  // unreduced gradients, device
   uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
   uint64_t accumulator_bytes() const;  // full fp32 accumulators, device
   uint64_t arriving_bytes() const;     // fp32 sums of slices on their way to host memory, device
@@ -113,9 +113,8 @@ class Gradients {
   bool leave_device() const { return device_.is_asynchronous() && tier_.kind() != kDeviceTier; }
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
   char* wire_address(uint32_t unit, uint32_t segment) const;
-  uint64_t waiting_limit() const;
-  uint64_t room_bytes() const;
-  uint64_t zeros_bytes() const;
+  using Room = GradientBuffers::Room;
+  Room room() const;
   // Nobody on this rank gave the unit a gradient, and it is reduced from zeros that lie ready.
   bool is_absent(uint32_t unit) const { return !plan_.local && buffers_.zeros() && !buffers_.is_open(unit); }
   Status check(uint32_t param, const strata_tensor& grad) const;
@@ -166,6 +165,7 @@ class Gradients {
   size_t next_ = 0;                // position in order_
   std::vector<uint32_t> bucket_;
   uint64_t bucket_elements_ = 0;
+  uint64_t waiting_limit_ = 0;     // elements that may be done and wait for their turn or for their bucket to fill
   uint64_t waiting_elements_ = 0;  // of units that are done and not sent
   int micro_ = 0;
   bool filling_ = false;

@@ -84,7 +84,7 @@ void Updater::work() {
     Status status = failure_;
     lock.unlock();
     if (status.ok()) {
-      status = finish(job, run(job)).during("update of step " + std::to_string(job.step));
+      status = run(job).during("update of step " + std::to_string(job.step));
       if (!status.ok()) on_failure_(status);
     }
     for (Work& updated : job.updated) {
@@ -99,7 +99,17 @@ void Updater::work() {
 
 Status Updater::run(UpdateJob& job) {
   STRATA_RETURN_IF_ERROR(job.outcome->known.wait_enqueued(std::chrono::nanoseconds(-1)));
-  if (!job.outcome->apply) return skip(job);
+  STRATA_RETURN_IF_ERROR(job.outcome->apply ? apply(job) : skip(job));
+  // Units that were left as they are, those of a skipped step included, are as new as everything enqueued so far.
+  Marker end;
+  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream_.c(), &end));
+  for (Work& updated : job.updated) {
+    if (!updated.is_set()) updated.enqueued(end);
+  }
+  return Ok();
+}
+
+Status Updater::apply(UpdateJob& job) {
   const Timed timed(counters_.timings.update);
   scalar_sets_.clear();
   scalars_.clear();
@@ -108,17 +118,6 @@ Status Updater::run(UpdateJob& job) {
   STRATA_RETURN_IF_ERROR(cut(job, &parts));
   STRATA_RETURN_IF_ERROR(pipeline(job, parts));
   for (size_t u = 0; u < unit_steps.size(); ++u) unit_steps[u] += job.outcome->used[u] ? 1 : 0;
-  return Ok();
-}
-
-// Units that were left as they are, those of a skipped step included, are as new as everything enqueued so far.
-Status Updater::finish(UpdateJob& job, const Status& status) {
-  Marker end;
-  STRATA_RETURN_IF_ERROR(status);
-  STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream_.c(), &end));
-  for (Work& updated : job.updated) {
-    if (!updated.is_set()) updated.enqueued(end);
-  }
   return Ok();
 }
 

@@ -54,8 +54,8 @@ class Updater {
   };
   void work();
   Status run(UpdateJob& job);
+  Status apply(UpdateJob& job);
   Status skip(UpdateJob& job);
-  Status finish(UpdateJob& job, const Status& status);
   Status cut(UpdateJob& job, std::vector<Part>* parts) const;
   bool writes_from_host(uint32_t unit) const;
   Status pipeline(UpdateJob& job, const std::vector<Part>& parts);

@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <string>
 
-#include "adamw/float_environment.h"
 #include "adamw/formula.h"
 #include "adamw/settings.h"
+#include "numbers/float_environment.h"
 #include "plugin_kit/error.h"
 
 namespace strata::adamw {
@@ -56,7 +56,7 @@ void compute_scalars(const Settings& settings, const strata_optim_group& group, 
   if (!STRATA_HAS(&group, strata_optim_group, weight_decay)) {
     raise(STRATA_INVALID_ARGUMENT, "struct_size of strata_optim_group is ", group.struct_size, ", too small");
   }
-  const FloatEnvironment environment;
+  const numbers::FloatEnvironment environment;
   check(group, step);
   const double t = static_cast<double>(step);
   const double correction1 = 1 - std::pow(group.beta1, t);

@@ -12,7 +12,6 @@
 // the stream calls are left out: page-locking means nothing here, and the host's defaults are right for CPU streams.
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -22,6 +21,8 @@
 #include "host_memory/host_memory.h"
 #include "host_memory/limits.h"
 #include "kernels.h"
+#include "numbers/float_environment.h"
+#include "plugin_kit/dtypes.h"
 #include "plugin_kit/plugin_kit.h"
 #include "strata/iface/device.h"
 #include "strata/plugin.h"
@@ -29,7 +30,9 @@
 using strata::device_host::Kernels;
 using strata::plugin_kit::fail;
 using strata::plugin_kit::guard;
+using strata::plugin_kit::is_float;
 using strata::plugin_kit::Options;
+using strata::plugin_kit::size_of;
 namespace host_memory = strata::host_memory;
 
 struct strata_device {
@@ -45,18 +48,6 @@ namespace {
 constexpr uint64_t kBlock = 65536;                  // elements per task; a multiple of STRATA_NORM_BLOCK
 constexpr uint64_t kByteBlock = uint64_t{1} << 20;  // bytes per task of copy and fill
 static_assert(kBlock % STRATA_NORM_BLOCK == 0);
-
-class DefaultFloatEnvironment {
- public:
-  DefaultFloatEnvironment() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
-
- private:
-  std::fenv_t saved_;
-};
 
 // Runs body(begin, count) over [0, total) in pieces of `block`.
 template <class Body>
@@ -81,13 +72,11 @@ void in_blocks(strata_device* self, uint64_t total, uint64_t block, Body body) {
 template <class Body>
 void in_float_blocks(strata_device* self, uint64_t count, Body body) {
   in_blocks(self, count, kBlock, [&](uint64_t begin, uint64_t n) {
-    DefaultFloatEnvironment environment;
+    const strata::numbers::FloatEnvironment environment;
     body(begin, n);
   });
 }
 
-bool is_float(strata_dtype dtype) { return dtype == STRATA_F32 || dtype == STRATA_BF16 || dtype == STRATA_F16; }
-uint64_t size_of(strata_dtype dtype) { return dtype == STRATA_F32 ? 4 : 2; }
 int index_of(strata_dtype dtype) { return dtype - STRATA_F32; }
 const char* at(const void* base, uint64_t bytes) { return static_cast<const char*>(base) + bytes; }
 char* at(void* base, uint64_t bytes) { return static_cast<char*>(base) + bytes; }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "adamw/float_environment.h"
 #include "adamw/formula.h"
+#include "numbers/float_environment.h"
 
 namespace strata::adamw {
 namespace {
@@ -58,7 +58,7 @@ struct Step {
 
 void step_block(void* arg, uint64_t i) {
   const Step& step = *static_cast<Step*>(arg);
-  const FloatEnvironment environment;
+  const numbers::FloatEnvironment environment;
   const Blocks::Block block = step.blocks.at(i);
   const strata_optim_args& args = step.args;
   const Pointers p = pointers_at(step.form, args, block.offset);
@@ -102,7 +102,7 @@ void export_block(void* arg, uint64_t i) {
 
 void import_block(void* arg, uint64_t i) {
   const Copy& c = *static_cast<Copy*>(arg);
-  const FloatEnvironment environment;
+  const numbers::FloatEnvironment environment;
   const uint64_t begin = i * kBlock, end = std::min(begin + kBlock, c.count);
   const Pointers p = pointers_at(c.form, c.args, c.first);
   uint16_t* const weight16 = reinterpret_cast<uint16_t*>(p.weight);

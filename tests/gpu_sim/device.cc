@@ -6,13 +6,13 @@
 // stream_record, stream_wait_host, marker_wait_host and every later enqueued operation tell it.
 //
 // The arithmetic is device_host's: its kernels are compiled into this plugin.
-#include <cfenv>
 #include <cstring>
 #include <mutex>
 #include <set>
 
 #include "gpu.h"
 #include "interfaces.h"
+#include "numbers/float_environment.h"
 #include "plugin_kit/dtypes.h"
 #include "plugins/device_host/kernels.h"
 
@@ -55,19 +55,6 @@ constexpr HostMemory kAny = HostMemory::kAny;
 const Kernels& kernels() { return *strata::device_host::scalar_kernels(); }
 int index_of(strata_dtype dtype) { return dtype - STRATA_F32; }
 
-// Work on the calling thread computes as a stream's worker does, whatever mode the host program runs in.
-class DefaultFloatEnvironment {
- public:
-  DefaultFloatEnvironment() {
-    std::fegetenv(&saved_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatEnvironment() { std::fesetenv(&saved_); }
-
- private:
-  std::fenv_t saved_;
-};
-
 void throw_failure(const Gpu& gpu) {
   if (const Error e = gpu.failure(); !e.ok()) throw e;
 }
@@ -76,8 +63,8 @@ void throw_failure(const Gpu& gpu) {
 template <class Work>
 void submit(strata_device* self, const char* operation, const strata_stream* given, Work work) {
   const std::shared_ptr<Stream> stream = self->gpu->find_stream(given);
-  if (!stream) {
-    DefaultFloatEnvironment environment;
+  if (!stream) {  // computes as a stream's worker does, whatever mode the host program runs in
+    const strata::numbers::FloatEnvironment environment;
     work();
     return;
   }

@@ -6,12 +6,10 @@
 #include <fstream>
 #include <map>
 
-#include "tests/train/harness.h"
+#include "tests/train/by_hand.h"
 
 namespace strata::test {
 namespace {
-
-std::string last() { return strata_last_error(); }
 
 uint64_t open_files() {
   uint64_t n = 0;

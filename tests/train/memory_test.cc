@@ -5,22 +5,10 @@
 #include <cmath>
 #include <random>
 
-#include "tests/train/harness.h"
+#include "tests/train/by_hand.h"
 
 namespace strata::test {
 namespace {
-
-std::string last() { return strata_last_error(); }
-bool says(const std::string& part) { return last().find(part) != std::string::npos; }
-
-Model bf16_units(const std::vector<int64_t>& sizes) {
-  Model m;
-  for (size_t k = 0; k < sizes.size(); ++k) {
-    m.units.push_back("u" + std::to_string(k));
-    m.params.push_back({"p" + std::to_string(k), {sizes[k]}, STRATA_BF16, static_cast<int>(k), 0, false, -1});
-  }
-  return m;
-}
 
 uint16_t* view(strata_engine* e, strata_param param) {
   strata_tensor t;
@@ -116,7 +104,7 @@ TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
     t.stage = 2;
     t.micro_batches = 3;
     t.overrides = {"zero_optimization.reduce_bucket_size=" + std::to_string(kBucket), "log_level=error"};
-    const Model m = bf16_units(elements);
+    const Model m = vectors(elements, STRATA_BF16);
     t.body = [&](int, strata_engine* e) {
       ASSERT_EQ(build_model(e, m), "");
       std::mt19937 random(static_cast<unsigned>(1000 + seed));
@@ -135,13 +123,7 @@ TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
         for (uint32_t unit : waiting) {
           const uint64_t more = m.params[unit].numel();
           while (!open.empty() && (open_elements + more > 2 * largest || random() % 3 == 0)) close_one();
-          strata_tensor g;
-          STRATA_INIT(&g);
-          g.data = values.data();
-          g.device_type = STRATA_CPU;
-          g.dtype = STRATA_F32;
-          g.ndim = 1;
-          g.shape = m.params[unit].shape.data();
+          const strata_tensor g = tensor_of(values, m.params[unit].shape);
           ASSERT_EQ(strata_grad(e, unit, &g, nullptr), STRATA_OK) << "program " << seed << ": " << last();
           open.push_back(unit);
           open_elements += more;
@@ -160,20 +142,14 @@ TEST(GradientRoom, NoOrderOfUnitsFragmentsTheBuffers) {
 // What a host was refused counts as not given, and nothing else is lost: the step reduces and updates every unit as if
 // the refused calls had not been made, on ranks of which some have no gradients at all.
 TEST(GradientRoom, ARefusedGradientCostsNothingElse) {
-  const Model m = bf16_units(std::vector<int64_t>(10, 8192));
+  const Model m = vectors(std::vector<int64_t>(10, 8192), STRATA_BF16);
   const auto body = [&m](bool too_many, Result* out) {
     return [&m, too_many, out](int rank, strata_engine* e) {
       ASSERT_EQ(build_model(e, m), "");
       for (int step = 0; step < 3; ++step) {
         std::vector<float> values(8192, static_cast<float>(step + 1));
         const auto give = [&](uint32_t k) {
-          strata_tensor g;
-          STRATA_INIT(&g);
-          g.data = values.data();
-          g.device_type = STRATA_CPU;
-          g.dtype = STRATA_F32;
-          g.ndim = 1;
-          g.shape = m.params[k].shape.data();
+          const strata_tensor g = tensor_of(values, m.params[k].shape);
           return strata_grad(e, k, &g, nullptr);
         };
         std::vector<bool> given(10, false);
@@ -231,18 +207,12 @@ TEST(GradientRoom, TooManyOpenUnitsAreRefusedWithTheKeyAndTheCall) {
   t.overrides = {"zero_optimization.reduce_bucket_size=4096"};
   t.stage = 2;
   t.body = [](int, strata_engine* e) {
-    const Model m = bf16_units(std::vector<int64_t>(12, 8192));
+    const Model m = vectors(std::vector<int64_t>(12, 8192), STRATA_BF16);
     ASSERT_EQ(build_model(e, m), "");
     std::vector<float> values(8192, 1.0f);
     strata_status status = STRATA_OK;
     for (uint32_t k = 0; k < 12 && status == STRATA_OK; ++k) {
-      strata_tensor g;
-      STRATA_INIT(&g);
-      g.data = values.data();
-      g.device_type = STRATA_CPU;
-      g.dtype = STRATA_F32;
-      g.ndim = 1;
-      g.shape = m.params[k].shape.data();
+      const strata_tensor g = tensor_of(values, m.params[k].shape);
       status = strata_grad(e, k, &g, nullptr);
     }
     EXPECT_EQ(status, STRATA_RESOURCE_EXHAUSTED);
