@@ -8,7 +8,7 @@
 #include <bit>
 #include <cmath>
 
-#include "core/manifest_keys.h"
+#include "core/manifest/manifest_keys.h"
 
 namespace strata {
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "core/agreement.h"
+#include "core/manifest/settings.h"
 #include "core/plan.h"
 #include "core/plugins.h"
-#include "core/settings.h"
 #include "core/snapshot.h"
 #include "core/update.h"
 

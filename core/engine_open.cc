@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <thread>
 
-#include "core/batch.h"
 #include "core/engine.h"
 #include "core/library_dir.h"
 #include "core/log.h"
-#include "core/manifest.h"
+#include "core/manifest/batch.h"
+#include "core/manifest/manifest.h"
 
 namespace strata {
 

@@ -27,7 +27,7 @@
 #include "core/comm_queue.h"
 #include "core/gradient_buffers.h"
 #include "core/layout.h"
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/tier.h"
 #include "core/weights.h"
 

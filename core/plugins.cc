@@ -9,10 +9,10 @@
 #include <cstdlib>
 
 #include "core/elf_preflight.h"
-#include "core/manifest.h"
-#include "core/nearest.h"
+#include "core/manifest/manifest.h"
+#include "core/manifest/nearest.h"
+#include "core/manifest/plugin_toml.h"
 #include "core/plugin_slots.h"
-#include "core/plugin_toml.h"
 #include "strata/iface/offload.h"
 #include "strata/iface/optimizer.h"
 

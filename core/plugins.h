@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "core/host.h"
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/status.h"
 #include "strata/plugin.h"
 

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/status.h"
 #include "strata/iface/optimizer.h"
 #include "strata/strata.h"

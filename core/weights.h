@@ -21,7 +21,7 @@
 #include "core/arena.h"
 #include "core/comm_queue.h"
 #include "core/layout.h"
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/tier.h"
 #include "core/trace.h"
 #include "core/write_guard.h"

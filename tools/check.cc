@@ -8,9 +8,9 @@
 #include <iomanip>
 #include <iostream>
 
-#include "core/batch.h"
-#include "core/manifest.h"
-#include "core/plugin_toml.h"
+#include "core/manifest/batch.h"
+#include "core/manifest/manifest.h"
+#include "core/manifest/plugin_toml.h"
 #include "core/plugins.h"
 #include "strata/iface/checkpoint.h"
 #include "strata/iface/collective.h"

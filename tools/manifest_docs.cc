@@ -1,6 +1,6 @@
 #include "tools/manifest_docs.h"
 
-#include "core/manifest_keys.h"
+#include "core/manifest/manifest_keys.h"
 
 namespace strata {
 namespace {
@@ -26,7 +26,8 @@ std::string spelling_note(const ManifestKey& key) {
 std::string reference_manifest() {
   std::string text =
       "# Every key of a training manifest with its default (keys marked \"no default\": an example).\n"
-      "# Made from the key table in core/manifest_keys.cc. Uncomment a line to change it, and its [section] with it.\n"
+      "# Made from the key table in core/manifest/manifest_keys.cc. Uncomment a line to change it, and its [section] "
+      "with it.\n"
       "# Whole numbers may be written as 5e8. A key that is unknown, misplaced or without effect is an error.\n";
   for (const ManifestSection& section : manifest_sections()) {
     text += "\n## " + section.doc + ".\n";
@@ -50,7 +51,8 @@ std::string reference_manifest() {
 std::string manifest_key_docs() {
   std::string text =
       "# Keys of a training manifest\n\n"
-      "Made from the key table in core/manifest_keys.cc, as `examples/manifests/reference.toml` is. Sizes are exact "
+      "Made from the key table in core/manifest/manifest_keys.cc, as `examples/manifests/reference.toml` is. Sizes are "
+      "exact "
       "whole numbers\nand may be written as `5e8`. Unknown, misplaced, contradictory and ineffective keys are errors. "
       "Options of one plugin stand\nin `[plugin.NAME]`; each plugin's own TOML lists them.\n";
   for (const ManifestSection& section : manifest_sections()) {

@@ -1,4 +1,4 @@
-// manifest_docs.h - what users read about manifest keys, made from the one key table (core/manifest_keys.h).
+// manifest_docs.h - what users read about manifest keys, made from the one key table (core/manifest/manifest_keys.h).
 #pragma once
 
 #include <string>

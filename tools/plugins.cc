@@ -8,8 +8,8 @@
 #include <iostream>
 #include <map>
 
-#include "core/manifest.h"
-#include "core/plugin_toml.h"
+#include "core/manifest/manifest.h"
+#include "core/manifest/plugin_toml.h"
 #include "tools/commands.h"
 
 namespace strata::cli {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 9,200 lines in all · a plugin 1,200 · a file 800 · a function 80 · a public header 300
+    core 8,000 lines in all, core/manifest 2,100 · a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
 is not a namespace, class or initializer; that is right for code as clang-format writes it. --list prints all sizes.
@@ -13,7 +13,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
-CORE, PLUGIN, FILE, FUNCTION, HEADER = 9200, 1200, 800, 80, 300
+CORE, MANIFEST, PLUGIN, FILE, FUNCTION, HEADER = 8000, 2100, 1200, 800, 80, 300
 
 # Plugins that are allowed more, and why.
 LARGER_PLUGINS = {
@@ -25,7 +25,8 @@ LARGER_PLUGINS = {
     "fault": (1280, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.
-TABLES = {"core/manifest_keys.cc": (120, "the key table: one entry per manifest key, grouped as in the manifest")}
+TABLES = {"core/manifest/manifest_keys.cc": (120, "the key table: one entry per manifest key, grouped as in the "
+                                                  "manifest")}
 
 
 def lines(path):
@@ -76,7 +77,9 @@ def functions(text):
 
 def measure():
     """(what, size, cap)"""
-    yield "core/ in all", sum(map(lines, files("core", CODE))), CORE
+    manifest = sum(map(lines, files("core/manifest", CODE)))
+    yield "core/ in all", sum(map(lines, files("core", CODE))) - manifest, CORE
+    yield "core/manifest/ in all", manifest, MANIFEST
     for folder in sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir()):
         cap = LARGER_PLUGINS.get(folder.name, (PLUGIN, ""))[0]
         yield f"plugins/{folder.name} in all", sum(map(lines, files(folder, CODE))), cap

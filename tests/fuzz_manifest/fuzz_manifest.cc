@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "core/batch.h"
-#include "core/manifest.h"
-#include "core/plugin_toml.h"
+#include "core/manifest/batch.h"
+#include "core/manifest/manifest.h"
+#include "core/manifest/plugin_toml.h"
 
 namespace strata {
 namespace {

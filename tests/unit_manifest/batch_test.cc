@@ -1,5 +1,5 @@
 // The batch rule (cases.md 53): any two of three keys give the third, exactly, or all numbers are named.
-#include "core/batch.h"
+#include "core/manifest/batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

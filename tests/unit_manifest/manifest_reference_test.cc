@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "core/manifest_keys.h"
+#include "core/manifest/manifest_keys.h"
 #include "tests/unit_manifest/manifest_text.h"
 #include "tools/manifest_docs.h"
 

@@ -1,6 +1,6 @@
 // What a manifest may say, value by value: types, numbers, unknown, misplaced and duplicate keys, overrides, and the
 // text and position of every refusal.
-#include "core/manifest.h"
+#include "core/manifest/manifest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/manifest_keys.h"
+#include "core/manifest/manifest_keys.h"
 #include "tests/unit_manifest/manifest_text.h"
 
 namespace strata {

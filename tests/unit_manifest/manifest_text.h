@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/manifest.h"
+#include "core/manifest/manifest.h"
 
 namespace strata::test {
 

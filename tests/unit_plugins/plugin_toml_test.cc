@@ -1,5 +1,5 @@
 // <id>.toml is read strictly: every wrong key, type and version is named with its position.
-#include "core/plugin_toml.h"
+#include "core/manifest/plugin_toml.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

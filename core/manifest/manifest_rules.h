@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 
 namespace strata {
 

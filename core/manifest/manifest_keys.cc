@@ -1,4 +1,4 @@
-#include "core/manifest_keys.h"
+#include "core/manifest/manifest_keys.h"
 
 namespace strata {
 namespace {

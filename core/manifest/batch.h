@@ -5,7 +5,7 @@
 // nearest totals that would do. Nothing is ever rounded, and no derived value is 0.
 #pragma once
 
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/status.h"
 
 namespace strata {

@@ -1,4 +1,4 @@
-#include "core/batch.h"
+#include "core/manifest/batch.h"
 
 namespace strata {
 namespace {

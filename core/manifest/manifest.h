@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/status.h"
 
 namespace strata {

@@ -13,7 +13,7 @@
 #include <variant>
 #include <vector>
 
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/status.h"
 
 namespace strata {

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "core/settings.h"
+#include "core/manifest/settings.h"
 #include "core/status.h"
 
 namespace strata {

@@ -1,10 +1,10 @@
-#include "core/plugin_toml.h"
+#include "core/manifest/plugin_toml.h"
 
 #include <algorithm>
 #include <map>
 
-#include "core/nearest.h"
-#include "core/toml_doc.h"
+#include "core/manifest/nearest.h"
+#include "core/manifest/toml_doc.h"
 
 namespace strata {
 namespace {

@@ -1,12 +1,12 @@
-#include "core/manifest.h"
+#include "core/manifest/manifest.h"
 
 #include <algorithm>
 #include <filesystem>
 
-#include "core/manifest_keys.h"
-#include "core/manifest_rules.h"
-#include "core/nearest.h"
-#include "core/toml_doc.h"
+#include "core/manifest/manifest_keys.h"
+#include "core/manifest/manifest_rules.h"
+#include "core/manifest/nearest.h"
+#include "core/manifest/toml_doc.h"
 
 namespace strata {
 namespace {

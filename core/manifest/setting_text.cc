@@ -1,6 +1,6 @@
 // setting_text.cc - settings in words: a value by its key, and what a key may be, for strata_get_setting, errors and
 // docs.
-#include "core/manifest_keys.h"
+#include "core/manifest/manifest_keys.h"
 
 namespace strata {
 

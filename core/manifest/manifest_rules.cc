@@ -1,4 +1,4 @@
-#include "core/manifest_rules.h"
+#include "core/manifest/manifest_rules.h"
 
 namespace strata {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/toml_doc.h"
+#include "core/manifest/toml_doc.h"
 
 #include <toml++/toml.h>
 
