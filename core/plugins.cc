@@ -3,6 +3,7 @@
 // Boost.DLL: header-only with the standard filesystem, which wants <vector> included first.
 #define BOOST_DLL_USE_STD_FS
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
@@ -12,6 +13,7 @@
 #include "core/manifest/manifest.h"
 #include "core/manifest/nearest.h"
 #include "core/manifest/plugin_toml.h"
+#include "core/manifest/toml_doc.h"
 #include "core/plugin_slots.h"
 #include "strata/iface/offload.h"
 #include "strata/iface/optimizer.h"
@@ -53,6 +55,15 @@ std::string loader_text(const std::string& what) {
   return what.substr(at + mark.size(), end - at - mark.size());
 }
 
+// A symbol of the library that is code, by the library's own symbol table: calling data would end the process.
+bool is_function(const void* symbol) {
+  Dl_info info;
+  ElfW(Sym)* entry = nullptr;
+  if (dladdr1(symbol, &info, reinterpret_cast<void**>(&entry), RTLD_DL_SYMENT) == 0 || !entry) return false;
+  const auto type = ELF64_ST_TYPE(entry->st_info);
+  return type == STT_FUNC || type == STT_GNU_IFUNC;
+}
+
 // What the TOML promises about this host, checked before anything is mapped.
 Status check_requirements(const PluginToml& toml) {
   if (toml.abi_major != STRATA_ABI_MAJOR)
@@ -83,10 +94,9 @@ Status check_descriptor(const PluginToml& toml, const strata_plugin* d) {
     return refuse(toml, std::string("its descriptor has no ") + (!d->id        ? "id"
                                                                  : !d->version ? "version"
                                                                                : "get_interface"));
-  if (toml.id != d->id)
-    return refuse(toml, "calls itself \"" + std::string(d->id) + "\", its TOML \"" + toml.id + "\"");
+  if (toml.id != d->id) return refuse(toml, "calls itself \"" + printable(d->id) + "\", its TOML \"" + toml.id + "\"");
   if (toml.version != d->version)
-    return refuse(toml, "is version " + std::string(d->version) + ", its TOML says " + toml.version +
+    return refuse(toml, "is version " + printable(d->version) + ", its TOML says " + toml.version +
                             ": they are from different builds");
   return Ok();
 }
@@ -244,6 +254,8 @@ Status PluginSet::load(Plugin* plugin) {
       return refuse(toml, std::string("exports no ") + STRATA_PLUGIN_ENTRY + ": it is no Strata plugin of ABI major " +
                               std::to_string(STRATA_ABI_MAJOR));
     auto& entry = library.get<const strata_plugin*(uint32_t)>(STRATA_PLUGIN_ENTRY);
+    if (!is_function(reinterpret_cast<const void*>(&entry)))
+      return refuse(toml, std::string("its ") + STRATA_PLUGIN_ENTRY + " is no function");
     descriptor = entry(STRATA_ABI_MINOR);
     plugin->library = std::move(library);
   } catch (const std::exception& e) {

@@ -4,7 +4,9 @@
 The job is that of the peers' drivers: a GPT of 1.416 B params (GPT_SIZE=125m: 124 M) in bf16, 8 x 1024 tokens, clip
 1.0, checkpointed blocks. A step is 1/20 of 20 steps after 5, to the end of engine.wait(): work that still runs counts.
 Each mode is a process of its own; `gpu_step.py MODE` prints one of them: plain, fsdp (WORLD_SIZE ranks), or
-strata-STAGE-TIER with the tier of the optimizer state, none or cpu.
+strata-STAGE-TIER with the tier of the optimizer state, none or cpu; overrides of the manifest (KEY=VALUE) may follow.
+peak_gib is torch's peak and, beside it, what the engine holds on the device by its plan; in_use_gib is what the driver
+says of the whole device at the end, with CUDA's own, NCCL's, and what torch's allocator keeps.
 """
 import json
 import os
@@ -115,11 +117,11 @@ def fsdp_step(model, data, rank, world):
     return step, torch.cuda.synchronize
 
 
-def strata_step(model, block, data, text):
+def strata_step(model, block, data, text, overrides):
     import torch
 
     import strata.torch
-    engine = strata.torch.prepare(model, text=text, units=[block])
+    engine = strata.torch.prepare(model, text=text, units=[block], overrides=overrides)
 
     def step():
         loss = model(*data)
@@ -131,10 +133,10 @@ def strata_step(model, block, data, text):
         engine.core.wait()
         torch.cuda.synchronize()
 
-    return step, wait
+    return step, wait, sum(item.bytes for item in engine.core.plan() if item.tier == "device")
 
 
-def measure(mode):
+def measure(mode, overrides=()):
     import torch
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -145,15 +147,17 @@ def measure(mode):
     gpt, block = model_class()
     with torch.device(device):
         model = gpt()
+    held = 0
     if mode == "plain":
         step, wait = plain_step(model, data)
     elif mode == "fsdp":
         step, wait = fsdp_step(model, data, rank, world)
     else:
         stage, tier = mode.split("-")[1:]
-        step, wait = strata_step(model, block, data, manifest(stage, tier, rank, world))
+        step, wait, held = strata_step(model, block, data, manifest(stage, tier, rank, world), overrides)
     losses = [step() for _ in range(WARM)]
     wait()
+    torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     losses += [step() for _ in range(STEPS)]
     wait()
@@ -161,7 +165,8 @@ def measure(mode):
     free, total = torch.cuda.mem_get_info()
     if rank == 0:
         print(json.dumps({"mode": mode, "world": world, "step_s": round(seconds, 4),
-                          "device_gib": round((total - free) / 2**30, 2),
+                          "peak_gib": round((torch.cuda.max_memory_allocated() + held) / 2**30, 2),
+                          "of_the_engine": round(held / 2**30, 2), "in_use_gib": round((total - free) / 2**30, 2),
                           "host_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
                           "losses": [round(float(x), 6) for x in (*losses[:3], losses[-1])]}), flush=True)
 
@@ -178,7 +183,7 @@ def run(mode):
 
 def main():
     if len(sys.argv) > 1:
-        return measure(sys.argv[1])
+        return measure(sys.argv[1], sys.argv[2:])
     name = "gpu_no_offload_vs_plain"
     try:
         import torch

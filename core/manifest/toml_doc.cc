@@ -23,9 +23,10 @@ bool is_bare(std::string_view key) {
          std::all_of(key.begin(), key.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; });
 }
 
+// A dot inside a quoted key is shown as U+2024, which looks like it: in a path '.' separates.
 std::string join(const std::string& parent, std::string_view key) {
   std::string name = is_bare(key) ? std::string(key) : '"' + printable(key) + '"';
-  if (!is_bare(key)) std::replace(name.begin(), name.end(), '.', '_');
+  for (size_t at = name.find('.'); at != std::string::npos; at = name.find('.', at)) name.replace(at, 1, "\u2024");
   return parent.empty() ? name : parent + "." + name;
 }
 

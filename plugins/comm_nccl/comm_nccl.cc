@@ -17,6 +17,7 @@
 #include "control_channel/channel.h"
 #include "flights.h"
 #include "memory.h"
+#include "plugin_kit/leave_behind.h"
 #include "rank_env/rank_env.h"
 #include "strata/plugin.h"
 
@@ -26,6 +27,7 @@ using strata::control_channel::Channel;
 using strata::control_channel::Post;
 using strata::plugin_kit::attempt;
 using strata::plugin_kit::join;
+using strata::plugin_kit::leave_behind;
 using strata::plugin_kit::Options;
 
 namespace {
@@ -229,7 +231,7 @@ void strata_comm::stop_device(const Error& failure) {
 
 void strata_comm::leave() {
   if (in_child()) {
-    (void)held_.release();
+    leave_behind(held_);
     return;
   }
   if (!held_->channel) return;
@@ -249,7 +251,7 @@ void strata_comm::leave() {
   if (held_->memory && idle) (void)attempt([&] { held_->memory->free_all(); });
   const std::string stuck = held_->communicators ? held_->communicators->destroy() : "";
   if (!stuck.empty()) log(STRATA_LOG_ERROR, stuck);
-  if (!idle || (held_->communicators && held_->communicators->leaked())) (void)held_.release();
+  if (!idle || (held_->communicators && held_->communicators->leaked())) leave_behind(held_);
 }
 
 // ---- calls ---------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ static strata_status move_item(strata_comm* self, const strata_coll_args* args, 
     return null_fail(self->host, STRATA_INVALID_ARGUMENT, "null collective: unknown dtype %d", (int)item->in_dtype);
   }
   if (!is_number) {
-    if (item->in != item->out) memcpy(item->out, item->in, item->count * bytes[item->in_dtype]);
+    if (item->in != item->out && item->count > 0) memcpy(item->out, item->in, item->count * bytes[item->in_dtype]);
     return STRATA_OK;
   }
   fenv_t environment;

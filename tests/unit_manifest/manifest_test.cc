@@ -219,7 +219,7 @@ TEST(Manifest, MisplacedKeysNameTheirPlace) {
 }
 
 TEST(Manifest, AQuotedKeyIsNoPath) {
-  EXPECT_THAT(refusal("\"zero_optimization.stage\" = 3"), HasSubstr("unknown key `\"zero_optimization_stage\"`"));
+  EXPECT_THAT(refusal("\"zero_optimization.stage\" = 3"), HasSubstr("unknown key `\"zero_optimization\u2024stage\"`"));
   EXPECT_THAT(refusal("\"a\\nb\" = 3"), HasSubstr("unknown key `\"a\\nb\"`"));
 }
 

@@ -151,6 +151,7 @@ TEST_F(Plugins, WrongTables) {
   EXPECT_THAT(refused("short_table"), HasSubstr("strata.offload/1 table has 64 bytes, at least 72 are needed"));
   EXPECT_THAT(refused("short_descriptor"), HasSubstr("its descriptor has 16 bytes, at least 32 are needed"));
   EXPECT_THAT(refused("null_get_interface"), HasSubstr("its descriptor has no get_interface"));
+  EXPECT_THAT(refused("garbled_id"), HasSubstr("calls itself \"\\x1b[2J\\x07\""));
   EXPECT_THAT(refused("other_id"), HasSubstr("calls itself \"somebody_else\", its TOML \"other_id\""));
   EXPECT_THAT(refused("other_version"), HasSubstr("is version 9.9.9, its TOML says 1.2.3"));
   dir.install("promises_more", VariantDir::good_toml("promises_more", "", "\"strata.collective/1\""));
@@ -171,6 +172,7 @@ TEST_F(Plugins, InterfacesBetweenPluginsPassThrough) {
 
 TEST_F(Plugins, BrokenLibraries) {
   EXPECT_THAT(refused("no_entry"), HasSubstr("exports no strata_plugin_entry_v1"));
+  EXPECT_THAT(refused("data_entry"), HasSubstr("its strata_plugin_entry_v1 is no function"));
   EXPECT_THAT(refused("throwing_entry"), HasSubstr("thrown by the entry"));
   EXPECT_THAT(refused("undefined_symbol"), HasSubstr("undefined symbol: nobody_defines_this"));
   const std::string good = VariantDir::read(VariantDir::library("good"));

@@ -103,6 +103,8 @@ const strata_plugin descriptor = [] {
   p.struct_size = 16;
 #elif defined(VARIANT_OTHER_ID)
   p.id = "somebody_else";
+#elif defined(VARIANT_GARBLED_ID)
+  p.id = "\x1b[2J\x07";
 #elif defined(VARIANT_OTHER_VERSION)
   p.version = "9.9.9";
 #endif
@@ -117,6 +119,9 @@ extern "C" int nobody_defines_this();
 
 #if defined(VARIANT_NO_ENTRY)
 extern "C" STRATA_EXPORT const strata_plugin* some_other_entry(uint32_t) { return &descriptor; }
+#elif defined(VARIANT_DATA_ENTRY)
+extern const void* data_entry __asm__("strata_plugin_entry_v1");
+STRATA_EXPORT const void* data_entry = &descriptor;
 #else
 extern "C" STRATA_EXPORT const strata_plugin* STRATA_CALL strata_plugin_entry_v1(uint32_t) {
 #if defined(VARIANT_NULL_ENTRY)
