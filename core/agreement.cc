@@ -4,33 +4,51 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/hash.h"
+
 namespace strata {
 
-Agreement::Agreement(const Registry& registry, const Layout& layout, double max_norm, CommQueue& queue,
-                     Gradients& gradients, const Counters& counters)
+Agreement::Agreement(const Registry& registry, const Layout& layout, CommQueue& queue, Gradients& gradients,
+                     const Counters& counters)
     : registry_(registry),
       layout_(layout),
-      max_norm_(max_norm),
       queue_(queue),
       gradients_(gradients),
       counters_(counters),
       stride_(round_up(sizeof(Header) + layout.units.size() * sizeof(uint32_t) + registry.units.size(), 64)),
-      messages_(stride_ * (static_cast<uint64_t>(layout.world) + 1)) {}
+      messages_(stride_ * (static_cast<uint64_t>(layout.world) + 1)),
+      parts_(static_cast<size_t>(layout.places.world.size)) {}
 
-std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step, uint64_t arguments_hash) {
+std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step, double max_norm, uint64_t group_hash,
+                                               uint64_t world_hash) {
   auto outcome = std::make_shared<StepOutcome>();
+  outcome->max_norm = max_norm;
   CommOp op;
   op.kind = CommOp::Kind::kAgree;
   op.tag = (3ull << 32) | (step & 0xffffffffu);
   op.label = "agreement on step " + std::to_string(step);
   op.exchange = {messages_.data(), of_rank(0), stride_};
-  op.prepare = [this, hash = queue_.hash() ^ arguments_hash, used = gradients_.take_used(),
+  op.prepare = [this, hash = queue_.hash() ^ group_hash, used = gradients_.take_used(),
                 order = gradients_.take_order()](const strata_stream*) {
     STRATA_RETURN_IF_ERROR(queue_.wait_for_reductions());  // the norms are in host memory now
     return fill(hash, used, order);
   };
-  op.then = [this, outcome](const strata_stream*) { return conclude(*outcome); };
+  const bool parts = layout_.places.parts() > 1;
+  CommOp second;
+  second.kind = op.kind;
+  second.everyone = true;
+  second.tag = (6ull << 32) | (step & 0xffffffffu);
+  second.label = op.label + " among all parts of the model";
+  op.then = [this, outcome, parts, world_hash](const strata_stream*) {
+    STRATA_RETURN_IF_ERROR(conclude_group(*outcome));
+    part_.hash = world_hash;
+    return parts ? Ok() : decide(*outcome, part_.squares);
+  };
   outcome->known = queue_.submit(std::move(op));
+  if (!parts) return outcome;
+  second.exchange = {&part_, parts_.data(), sizeof(part_)};
+  second.then = [this, outcome](const strata_stream*) { return conclude(*outcome); };
+  outcome->known = queue_.submit(std::move(second));
   return outcome;
 }
 
@@ -45,8 +63,7 @@ Status Agreement::fill(uint64_t hash, const std::vector<uint8_t>& used, const st
   return Ok();
 }
 
-Status Agreement::conclude(StepOutcome& outcome) {
-  outcome.counted = counters_.snapshot();
+Status Agreement::conclude_group(StepOutcome& outcome) {
   double squares = 0;
   uint64_t hash0 = 0;
   outcome.used.assign(registry_.units.size(), 0);
@@ -60,72 +77,103 @@ Status Agreement::conclude(StepOutcome& outcome) {
       std::memcpy(outcome.order.data(), at + sizeof(header), header.order_count * sizeof(uint32_t));
     }
     if (header.hash != hash0) {
-      return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(r) +
+      return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(layout_.places.in_group(r)) +
                                               " issued other collectives, or gave strata_step other learning "
-                                              "rates, than rank 0 (their hashes differ): the step is not applied"};
+                                              "rates or another max_norm, than rank " +
+                                              std::to_string(layout_.places.in_group(0)) +
+                                              " (their hashes differ): the step is not applied"};
     }
     squares += header.norm_partial;
     if (r == layout_.rank) outcome.own_part_finite = std::isfinite(header.norm_partial);
     const char* used = at + sizeof(header) + header.order_count * sizeof(uint32_t);
     for (size_t u = 0; u < outcome.used.size(); ++u) outcome.used[u] |= static_cast<uint8_t>(used[u]);
   }
+  outcome.any_used = std::any_of(outcome.used.begin(), outcome.used.end(), [](uint8_t u) { return u != 0; });
+  outcome.any_used_anywhere = outcome.any_used;
+  part_.squares = squares;
+  part_.any_used = outcome.any_used;
+  return Ok();
+}
+
+// Every rank of a group brings the same, so each rank adds up those at its own place in their groups.
+Status Agreement::conclude(StepOutcome& outcome) {
+  const Places& places = layout_.places;
+  for (size_t r = 0; r < parts_.size(); ++r) {
+    if (parts_[r].hash == parts_[0].hash) continue;
+    return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(r) +
+                                            " gave strata_step another learning rate or max_norm than rank 0: the "
+                                            "step is not applied"};
+  }
+  double squares = 0;
+  for (int p = 0; p < places.parts(); ++p) {
+    const GroupPart& part = parts_[static_cast<size_t>(places.in_part(p))];
+    squares += part.squares;
+    outcome.any_used_anywhere = outcome.any_used_anywhere || part.any_used;
+  }
+  return decide(outcome, squares);
+}
+
+Status Agreement::decide(StepOutcome& outcome, double squares) {
+  outcome.counted = counters_.snapshot();
   const double parts = static_cast<double>(layout_.world) * gradients_.plan().micro_batches;
   outcome.norm = std::sqrt(squares) / parts;
-  outcome.any_used = std::any_of(outcome.used.begin(), outcome.used.end(), [](uint8_t u) { return u != 0; });
-  outcome.apply = std::isfinite(squares) && outcome.any_used ? 1 : 0;
-  outcome.clip = max_norm_ > 0 && outcome.apply ? std::min(1.0, max_norm_ / (outcome.norm + 1e-6)) : 1.0;
+  outcome.apply = std::isfinite(squares) && outcome.any_used_anywhere ? 1 : 0;
+  const bool clips = outcome.max_norm > 0 && outcome.apply;
+  outcome.clip = clips ? std::min(1.0, outcome.max_norm / (outcome.norm + 1e-6)) : 1.0;
   outcome.grad_scale = static_cast<float>(outcome.clip / parts);
   return Ok();
 }
 
-Status Agreement::gather(uint64_t value, const std::string& what, std::vector<uint64_t>* all) {
+Status Agreement::gather(Among among, uint64_t value, const std::string& what, std::vector<uint64_t>* all) {
   CommOp op;
   op.kind = CommOp::Kind::kAgree;
   op.tag = (4ull << 32) | (fnv1a(what.data(), what.size()) & 0xffffffffu);  // ranks in different calls differ in it
   op.label = what;
-  all->resize(static_cast<size_t>(layout_.world));
+  op.everyone = among == Among::kEveryone;
+  all->resize(static_cast<size_t>(op.everyone ? layout_.places.world.size : layout_.world));
   op.exchange = {&value, all->data(), sizeof(value)};
   return queue_.run(std::move(op));
 }
 
-namespace {
 // "rank 1, 3" for the ranks whose value is not `expected`; "" when there is none.
-std::string ranks_other_than(const std::vector<uint64_t>& values, uint64_t expected) {
+std::string Agreement::others_than(Among among, const std::vector<uint64_t>& values, uint64_t expected) const {
   std::string text;
-  for (size_t r = 0; r < values.size(); ++r) {
-    if (values[r] != expected) text += (text.empty() ? "rank " : ", ") + std::to_string(r);
+  for (int r = 0; r < static_cast<int>(values.size()); ++r) {
+    const int number = among == Among::kEveryone ? r : layout_.places.in_group(r);
+    if (values[static_cast<size_t>(r)] != expected) text += (text.empty() ? "rank " : ", ") + std::to_string(number);
   }
   return text;
 }
-}  // namespace
 
 // One gather when all is well; all ranks see the same hashes, so all of them go on to find the value that differs.
-Status Agreement::same_everywhere(const std::vector<Value>& values, const std::string& what) {
+Status Agreement::same(Among among, const std::vector<Value>& values, const std::string& what) {
   uint64_t hash = fnv1a(nullptr, 0);
   for (const auto& [name, value] : values) hash = fnv1a(&value, sizeof(value), hash);
   std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(hash, what, &all));
-  if (ranks_other_than(all, all[0]).empty()) return Ok();
+  STRATA_RETURN_IF_ERROR(gather(among, hash, what, &all));
+  if (others_than(among, all, all[0]).empty()) return Ok();
   for (const auto& [name, value] : values) {
-    STRATA_RETURN_IF_ERROR(gather(value, what, &all));
-    const std::string differ = ranks_other_than(all, all[0]);
-    if (!differ.empty()) return {STRATA_FAILED_PRECONDITION, name + ": " + differ + " differs from rank 0"};
+    STRATA_RETURN_IF_ERROR(gather(among, value, what, &all));
+    const std::string differ = others_than(among, all, all[0]);
+    if (differ.empty()) continue;
+    const int first = among == Among::kEveryone ? 0 : layout_.places.in_group(0);
+    return {STRATA_FAILED_PRECONDITION, name + ": " + differ + " differs from rank " + std::to_string(first)};
   }
   return {STRATA_INTERNAL, "ranks differ in a value that is the same everywhere"};
 }
 
 Status Agreement::take_from_rank0(const std::string& what, uint64_t* value) {
   std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(*value, what, &all));
+  STRATA_RETURN_IF_ERROR(gather(Among::kEveryone, *value, what, &all));
   *value = all[0];
   return Ok();
 }
 
-Status Agreement::all_ok(const Status& mine, const std::string& what) {
+Status Agreement::all_ok(Among among, const Status& mine, const std::string& what) {
   std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(static_cast<uint64_t>(mine.code()), what, &all));
+  STRATA_RETURN_IF_ERROR(gather(among, static_cast<uint64_t>(mine.code()), what, &all));
   if (!mine.ok()) return mine;
-  const std::string failed = ranks_other_than(all, STRATA_OK);
+  const std::string failed = others_than(among, all, STRATA_OK);
   return failed.empty() ? Ok() : Status(STRATA_ABORTED, what + ": it failed on " + failed);
 }
 

@@ -4,6 +4,10 @@
 // gradient, and the order in which units became ready. Everybody computes the same outcome from the same bytes: the
 // norm (partials added in rank order), whether it is finite, the clip factor, the one fp32 factor of the optimizer,
 // the units used anywhere, and rank 0's order as the next canonical one.
+//
+// All that is among the ranks of a data-parallel group. Where the world has several, they hold parts of one model: a
+// second exchange, among everyone, adds up what each group found, so that all apply the step with one factor, or skip
+// it.
 #pragma once
 
 #include <memory>
@@ -15,33 +19,37 @@
 namespace strata {
 
 struct StepOutcome {
-  Work known;       // ended by the collective thread; the rest is valid after it
-  double norm = 0;  // of the mean gradient
+  Work known;           // ended by the collective thread; the rest is valid after it
+  double norm = 0;      // of the mean gradient
+  double max_norm = 0;  // 0 or inf: no clipping
   double clip = 1;
   float grad_scale = 0;  // clip / (world * micro-batches), rounded once
   uint32_t apply = 0;
   bool own_part_finite = true;
-  bool any_used = false;        // false: no rank handed over any gradient, and the step changes nothing
-  std::vector<uint8_t> used;    // by registered unit, on any rank
-  std::vector<uint32_t> order;  // rank 0's
+  bool any_used = false;           // a rank of this group handed over a gradient
+  bool any_used_anywhere = false;  // false: no rank did, and the step changes nothing
+  std::vector<uint8_t> used;       // by registered unit, on any rank
+  std::vector<uint32_t> order;     // rank 0's
   // Counters when the step's last collective was done (collective thread) and when strata_step was called.
   strata_counters counted{}, host_counted{};
 };
 
 class Agreement {
  public:
-  Agreement(const Registry& registry, const Layout& layout, double max_norm, CommQueue& queue, Gradients& gradients,
+  Agreement(const Registry& registry, const Layout& layout, CommQueue& queue, Gradients& gradients,
             const Counters& counters);
-  // Submits the agreement of this step, whose arguments must be equal everywhere. Host thread.
-  std::shared_ptr<StepOutcome> submit(uint64_t step, uint64_t arguments_hash);
+  // Submits the agreement of this step. Of its arguments, those behind the first hash must be equal in the group, those
+  // behind the second everywhere. Host thread.
+  std::shared_ptr<StepOutcome> submit(uint64_t step, double max_norm, uint64_t group_hash, uint64_t world_hash);
+  enum class Among { kGroup, kEveryone };
   // A number all ranks must have equal, and what it is.
   using Value = std::pair<std::string, uint64_t>;
   // Compares values; the error names the first that differs and the ranks that differ from rank 0.
-  Status same_everywhere(const std::vector<Value>& values, const std::string& what);
-  // Gives every rank rank 0's number.
+  Status same(Among among, const std::vector<Value>& values, const std::string& what);
+  // Gives every rank of the world rank 0's number.
   Status take_from_rank0(const std::string& what, uint64_t* value);
   // Ends a collective call: OK when it was OK on every rank, this rank's own error, or the ranks that failed.
-  Status all_ok(const Status& mine, const std::string& what);
+  Status all_ok(Among among, const Status& mine, const std::string& what);
 
  private:
   struct Header {
@@ -51,17 +59,26 @@ class Agreement {
   };
   Status fill(uint64_t hash, const std::vector<uint8_t>& used, const std::vector<uint32_t>& order);
   char* of_rank(int rank) { return &messages_[stride_ * (static_cast<uint64_t>(rank) + 1)]; }
+  // What a data-parallel group brings to the second exchange.
+  struct GroupPart {
+    double squares;
+    uint64_t any_used, hash;
+  };
+  Status conclude_group(StepOutcome& outcome);
   Status conclude(StepOutcome& outcome);
-  Status gather(uint64_t value, const std::string& what, std::vector<uint64_t>* all);
+  Status decide(StepOutcome& outcome, double squares);
+  Status gather(Among among, uint64_t value, const std::string& what, std::vector<uint64_t>* all);
+  std::string others_than(Among among, const std::vector<uint64_t>& values, uint64_t expected) const;
 
   const Registry& registry_;
   const Layout& layout_;
-  const double max_norm_;
   CommQueue& queue_;
   Gradients& gradients_;
   const Counters& counters_;
   uint64_t stride_;             // bytes of one rank's message
   std::vector<char> messages_;  // mine, then everybody's
+  GroupPart part_{};
+  std::vector<GroupPart> parts_;  // by rank of the world
 };
 
 }  // namespace strata

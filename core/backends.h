@@ -5,9 +5,10 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "core/event.h"
-#include "core/host.h"
+#include "core/plugins/event.h"
+#include "core/plugins/host.h"
 #include "core/status.h"
 #include "strata/iface/checkpoint.h"
 #include "strata/iface/collective.h"
@@ -85,6 +86,18 @@ class Device : public Instance<strata_device_api, strata_device> {
                     const strata_stream* stream = nullptr) const {
     return take_failure(api_->accumulate(self_, dst, src, from, count, stream ? stream : cpu_stream()));
   }
+  // A device that does not do many at once does them one by one.
+  Status fold(const std::vector<strata_fold_item>& items, const strata_stream* stream = nullptr) const {
+    if (items.empty()) return Ok();
+    const strata_stream* on = stream ? stream : cpu_stream();
+    const strata_status code = api_->fold(self_, items.data(), items.size(), sizeof(strata_fold_item), on);
+    if (code != STRATA_UNIMPLEMENTED) return take_failure(code);
+    for (const strata_fold_item& i : items) {
+      STRATA_RETURN_IF_ERROR(i.adds ? accumulate(static_cast<float*>(i.dst), i.src, i.src_dtype, i.count, on)
+                                    : cast(i.dst, i.dst_dtype, i.src, i.src_dtype, i.count, STRATA_ROUND_EVEN, on));
+    }
+    return Ok();
+  }
   Status square_sums(const void* src, strata_dtype dtype, uint64_t count, double* sums,
                      const strata_stream* stream = nullptr) const {
     return take_failure(api_->square_sums(self_, src, dtype, count, sums, stream ? stream : cpu_stream()));
@@ -105,6 +118,15 @@ class Device : public Instance<strata_device_api, strata_device> {
 class Collective : public Instance<strata_collective_api, strata_comm> {
  public:
   Status caps(strata_collective_caps* out) const { return read_caps(api_, self_, out); }
+  // `out` goes before this does.
+  Status split(int32_t colour, int32_t key, const strata_coll_args& args, Collective* out) const {
+    out->close();
+    strata_comm* part = nullptr;
+    STRATA_RETURN_IF_ERROR(take_failure(api_->split(self_, colour, key, &args, &part)));
+    out->api_ = api_;
+    out->self_ = part;
+    return Ok();
+  }
   // A rank alone has nobody to share memory with: what would be the collective's comes from the device.
   void use_memory_of(const Device& device) { memory_of_ = &device; }
   const Device* memory_of() const { return memory_of_; }

@@ -2,6 +2,7 @@
 //
 // Every entry goes through `enter`: no exception crosses the ABI, calls from inside a log callback or a forked child
 // are refused, and one call runs at a time per engine.
+#include <cstddef>
 #include <cstring>
 #include <new>
 
@@ -58,6 +59,8 @@ Status missing(const char* what) { return {STRATA_INVALID_ARGUMENT, std::string(
 // Size of a struct in the first release that had it. A struct that grows gets its old size here.
 template <class T>
 constexpr uint32_t kFirstSize = sizeof(T);
+template <>
+constexpr uint32_t kFirstSize<strata_step_args> = offsetof(strata_step_args, max_norm);
 
 // A caller's struct, read as far as it goes; fields beyond its size are zero.
 template <class T>
@@ -69,6 +72,17 @@ Status take(const T* given, T* out) {
   }
   std::memset(static_cast<void*>(out), 0, sizeof(T));
   std::memcpy(static_cast<void*>(out), given, std::min<size_t>(given->struct_size, sizeof(T)));
+  return strata::Ok();
+}
+
+// The structs of an array, which lie the first one's struct_size apart.
+template <class T>
+Status take_all(const T* given, uint64_t count, std::vector<T>* out) {
+  out->resize(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto* item = reinterpret_cast<const T*>(reinterpret_cast<const char*>(given) + i * given->struct_size);
+    STRATA_RETURN_IF_ERROR(take(item, &(*out)[i]).during("item " + std::to_string(i)));
+  }
   return strata::Ok();
 }
 
@@ -119,8 +133,20 @@ void strata_close(strata_engine* engine) {
   delete engine;
 }
 
-int32_t strata_rank(const strata_engine* engine) { return engine ? engine->impl->rank() : 0; }
-int32_t strata_world(const strata_engine* engine) { return engine ? engine->impl->world() : 0; }
+int32_t strata_rank(const strata_engine* engine) { return engine ? engine->impl->places().world.rank : 0; }
+int32_t strata_world(const strata_engine* engine) { return engine ? engine->impl->places().world.size : 0; }
+
+strata_status strata_get_ranks(const strata_engine* engine, strata_ranks* out) {
+  return guarded([&]() -> Status {
+    if (!engine) return {STRATA_INVALID_ARGUMENT, "the engine is NULL"};
+    return give(out, [&](strata_ranks* r) {
+      const strata::Places& p = engine->impl->places();
+      *r = {r->struct_size, r->abi_minor,  p.world.rank,  p.world.size,    p.data.rank,
+            p.data.size,    p.tensor.rank, p.tensor.size, p.pipeline.rank, p.pipeline.size};
+      return strata::Ok();
+    });
+  });
+}
 
 strata_status strata_add_group(strata_engine* engine, const strata_group_args* args, strata_group* out) {
   return enter(engine, [&](Engine& e) -> Status {
@@ -180,13 +206,34 @@ strata_status strata_param_view(strata_engine* engine, strata_param param, strat
   return enter(engine, [&](Engine& e) { return give(out, [&](strata_tensor* t) { return e.view(param, t); }); });
 }
 
+strata_status strata_unit_views(strata_engine* engine, strata_unit unit, strata_tensor* out, uint64_t capacity,
+                                uint64_t* count) {
+  return enter(engine, [&](Engine& e) -> Status {
+    if (!count || (capacity > 0 && !out)) return missing(count ? "out" : "count");
+    const std::vector<uint32_t>* params = nullptr;
+    STRATA_RETURN_IF_ERROR(e.params_of(unit, &params));
+    *count = params->size();
+    const uint64_t stride = capacity > 0 ? out->struct_size : 0;
+    for (uint64_t i = 0; i < std::min<uint64_t>(capacity, params->size()); ++i) {
+      auto* item = reinterpret_cast<strata_tensor*>(reinterpret_cast<char*>(out) + i * stride);
+      STRATA_RETURN_IF_ERROR(give(item, [&](strata_tensor* t) { return e.view((*params)[i], t); }));
+    }
+    return strata::Ok();
+  });
+}
+
 strata_status strata_grad(strata_engine* engine, strata_param param, const strata_tensor* grad,
                           const strata_stream* stream) {
+  return strata_grads(engine, &param, grad, 1, stream);
+}
+
+strata_status strata_grads(strata_engine* engine, const strata_param* params, const strata_tensor* grads,
+                           uint64_t count, const strata_stream* stream) {
   return enter(engine, [&](Engine& e) -> Status {
-    if (!grad) return missing("grad");
-    strata_tensor whole;
-    STRATA_RETURN_IF_ERROR(take(grad, &whole));
-    return e.grad(param, whole, stream);
+    if (count > 0 && (!params || !grads)) return missing(params ? "grad" : "params");
+    std::vector<strata_tensor> whole;
+    STRATA_RETURN_IF_ERROR(take_all(grads, count, &whole));
+    return e.grads(params, whole, stream);
   });
 }
 
@@ -224,6 +271,10 @@ strata_status strata_get_plan(strata_engine* engine, strata_plan_item* items, ui
     if (!count || (capacity > 0 && !items)) return missing(count ? "items" : "count");
     return e.plan(items, capacity, count);
   });
+}
+
+strata_status strata_get_device(strata_engine* engine, strata_device_info* out) {
+  return enter(engine, [&](Engine& e) { return give(out, [&](strata_device_info* i) { return e.device_info(i); }); });
 }
 
 strata_status strata_get_setting(strata_engine* engine, const char* key, const char** value) {

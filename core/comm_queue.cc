@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "core/fpu.h"
+#include "core/hash.h"
+#include "core/plugins/cores.h"
 #include "core/registry.h"
 
 namespace strata {
@@ -11,20 +13,23 @@ namespace {
 constexpr std::chrono::seconds kLeaveAfter{5};
 }
 
-CommQueue::CommQueue(const Device& device, const Collective& collective, int world, std::chrono::nanoseconds deadline,
-                     Counters& counters, FailFn on_failure)
+CommQueue::CommQueue(const Device& device, Comms comms, std::chrono::nanoseconds deadline, Counters& counters,
+                     Trace& trace, const std::vector<int>& cpus, FailFn on_failure)
     : device_(device),
-      collective_(collective),
-      world_(static_cast<uint64_t>(world)),
+      comms_(comms),
       deadline_(deadline),
       counters_(counters),
+      trace_(trace),
       on_failure_(std::move(on_failure)),
-      thread_([this] { work(); }) {}
+      thread_([this, cpus] {
+        bind_this_thread(cpus);
+        work();
+      }) {}
 
 // Gathers are waited for by the forward pass, reductions by nobody until the step.
 Status CommQueue::create_streams() {
-  STRATA_RETURN_IF_ERROR(gathers_.create(device_, -1));
-  return reductions_.create(device_, 0);
+  STRATA_RETURN_IF_ERROR(gathers_.create(device_, -1, trace_.add_stream("gathers", trace_.collective)));
+  return reductions_.create(device_, 0, trace_.add_stream("reductions", trace_.collective));
 }
 
 CommQueue::~CommQueue() {
@@ -37,7 +42,7 @@ CommQueue::~CommQueue() {
     dropped.swap(queue_);
   }
   wake_.notify_all();
-  if (stuck) collective_.api()->abort(collective_.self(), STRATA_CANCELLED, "a rank closed its engine");
+  if (stuck) abort({STRATA_CANCELLED, "a rank closed its engine"});
   for (Entry& e : dropped) e.work.failed({STRATA_CANCELLED, e.op.label + ": the engine is closing"});
   thread_.join();
   release_device();
@@ -46,13 +51,14 @@ CommQueue::~CommQueue() {
 void CommQueue::release_device() {
   for (const Stream* stream : {&gathers_, &reductions_}) {
     if (stream->wait_for(kLeaveAfter).code() != STRATA_DEADLINE_EXCEEDED) continue;
-    collective_.api()->abort(collective_.self(), STRATA_CANCELLED, "a rank closed its engine");
+    abort({STRATA_CANCELLED, "a rank closed its engine"});
     (void)stream->wait();  // what was enqueued uses memory that goes next
   }
 }
 
 Work CommQueue::submit(CommOp op) {
   Work work = Work::create();
+  op.step = trace_.host.step();
   uint64_t bytes = op.exchange.bytes;
   for (const auto& item : op.items) bytes += item.count * dtype_size(item.in_dtype);
   const uint64_t parts[] = {static_cast<uint64_t>(op.kind), op.tag, bytes};
@@ -84,7 +90,11 @@ void CommQueue::fail(const Status& status) {
     failure_ = status;
   }
   on_failure_(status);
-  if (world_ > 1) collective_.api()->abort(collective_.self(), status.code(), status.text().c_str());
+  if (comms_.places.world.size > 1) abort(status);
+}
+
+void CommQueue::abort(const Status& why) const {
+  comms_.world.api()->abort(comms_.world.self(), why.code(), why.text().c_str());
 }
 
 void CommQueue::work() {
@@ -114,34 +124,65 @@ void CommQueue::work() {
 }
 
 std::atomic<uint64_t>& CommQueue::time_of(const CommOp& op) {
-  Timings& t = counters_.timings;
+  Timings& t = trace_.timings;
   if (op.kind == CommOp::Kind::kGather) return t.gather;
   return op.kind == CommOp::Kind::kReduceScatter || op.kind == CommOp::Kind::kAllReduce ? t.reduce : t.agree;
 }
 
-const strata_stream* CommQueue::stream_of(const CommOp& op) const {
+const Stream& CommQueue::stream_of(const CommOp& op) const {
   switch (op.kind) {
     case CommOp::Kind::kReduceScatter:
     case CommOp::Kind::kAllReduce:
     case CommOp::Kind::kAgree:  // its numbers come from the last reduction
-      return reductions_.c();
+      return reductions_;
     default:
-      return gathers_.c();
+      return gathers_;
   }
 }
 
 Status CommQueue::execute(CommOp& op, Marker* end) {
-  const Timed timed(time_of(op));
-  const strata_stream* stream = stream_of(op);
-  for (const Work& work : op.after) STRATA_RETURN_IF_ERROR(work.before(stream, 2 * deadline_).during(op.label));
+  static constexpr const char* kNames[] = {"gather", "agree", "reduce", "all-reduce", "broadcast", "local"};
+  const char* const name = kNames[static_cast<size_t>(op.kind)];
+  const Traffic traffic = traffic_of(op);
+  trace_.collective.set_step(op.step);
+  Span span(trace_.collective, name, op.unit, &time_of(op));
+  const strata_stream* stream = stream_of(op).c();
+  const auto mark = [&](const char* what, uint64_t bytes = 0) {
+    if (op.kind != CommOp::Kind::kAgree) stream_of(op).mark(what, op.unit, bytes, op.label);
+  };
+  mark(nullptr);
+  STRATA_RETURN_IF_ERROR(wait_before(op, stream).during(op.label));
+  if (!op.after.empty()) mark("wait for work before it");
   if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare(stream).during(op.label));
-  STRATA_RETURN_IF_ERROR((world_ == 1 ? alone(op, stream) : launch(op, stream)).during(op.label));
-  count(op);
-  if (op.then) STRATA_RETURN_IF_ERROR(op.then(stream).during(op.label));
+  if (op.prepare) mark("from tier");
+  STRATA_RETURN_IF_ERROR((ranks_of(op) == 1 ? alone(op, stream) : launch(op, stream)).during(op.label));
+  mark(name, traffic.amount);
+  if (traffic.bytes) add(*traffic.bytes, traffic.amount);
+  if (traffic.calls) add(*traffic.calls, 1);
+  span.note(traffic.amount, op.label);
+  if (op.then) {
+    const Span arrival(trace_.collective, "take in", op.unit);
+    STRATA_RETURN_IF_ERROR(op.then(stream).during(op.label));
+    mark("take in");
+  }
   return Marker::at_end_of(device_, stream, end);
 }
 
-// World 1: what was sent is what arrives, in the type that was asked for.
+// What an operation waits for on the host are updates; all else is device work by now.
+Status CommQueue::wait_before(const CommOp& op, const strata_stream* stream) const {
+  for (const Work& work : op.after) {
+    const Span wait(trace_.collective, "wait for update", op.unit, nullptr, !work.is_set());
+    STRATA_RETURN_IF_ERROR(work.before(stream, 2 * deadline_));
+  }
+  return Ok();
+}
+
+Status CommQueue::wait_for_reductions() const {
+  const Span wait(trace_.collective, "wait for reductions", kNoUnit, nullptr, reductions_.c() != nullptr);
+  return reductions_.wait_for(patience());
+}
+
+// A group of one: what was sent is what arrives, in the type that was asked for.
 Status CommQueue::alone(const CommOp& op, const strata_stream* stream) {
   if (op.exchange.bytes > 0) std::memcpy(op.exchange.out, op.exchange.in, op.exchange.bytes);
   for (const strata_coll_item& item : op.items) {
@@ -163,8 +204,21 @@ Status CommQueue::launch(const CommOp& op, const strata_stream* stream) {
   args.root = op.root;
   args.deadline_ns = deadline_.count();
   args.stream = stream;
-  const strata_collective_api* api = collective_.api();
-  strata_comm* self = collective_.self();
+  int64_t waited = 0;
+  const bool returns_done = !stream || op.kind == CommOp::Kind::kAgree;
+  if (returns_done && op.step != 0) args.waited_ns = &waited;
+  const int64_t begin = trace_clock();
+  const Status status = call(op, args);
+  if (waited > 0) {
+    trace_.collective.add({"wait for ranks", begin, begin + waited, op.step, 0, op.unit, {}});
+  }
+  return status;
+}
+
+Status CommQueue::call(const CommOp& op, const strata_coll_args& args) const {
+  const Collective& comm = op.everyone ? comms_.world : comms_.group;
+  const strata_collective_api* api = comm.api();
+  strata_comm* self = comm.self();
   switch (op.kind) {
     case CommOp::Kind::kGather:
       return take_failure(api->all_gather(self, &args, nullptr));
@@ -182,9 +236,9 @@ Status CommQueue::launch(const CommOp& op, const strata_stream* stream) {
   return {STRATA_INTERNAL, "unknown operation"};
 }
 
-// What this rank received from others. An all-reduce is a reduce-scatter and a gather of the result.
-void CommQueue::count(const CommOp& op) {
-  const uint64_t others = world_ - 1;
+// What this rank receives from others. An all-reduce is a reduce-scatter and a gather of the result.
+CommQueue::Traffic CommQueue::traffic_of(const CommOp& op) const {
+  const uint64_t others = ranks_of(op) - 1;
   uint64_t in = 0, out = 0;
   for (const auto& item : op.items) {
     in += item.count * dtype_size(item.in_dtype);
@@ -192,26 +246,19 @@ void CommQueue::count(const CommOp& op) {
   }
   switch (op.kind) {
     case CommOp::Kind::kGather:
-      add(counters_.gather_bytes, others * in);
-      add(counters_.gather_calls, 1);
-      break;
+      return {&counters_.gather_bytes, &counters_.gather_calls, others * in};
     case CommOp::Kind::kReduceScatter:
-      add(counters_.reduce_bytes, others * in);
-      add(counters_.reduce_calls, 1);
-      break;
+      return {&counters_.reduce_bytes, &counters_.reduce_calls, others * in};
     case CommOp::Kind::kAllReduce:
-      add(counters_.reduce_bytes, others * (in + out) / world_);
-      add(counters_.reduce_calls, 1);
-      break;
+      return {&counters_.reduce_bytes, &counters_.reduce_calls, others * (in + out) / (others + 1)};
     case CommOp::Kind::kAgree:
-      add(counters_.agree_bytes, others * op.exchange.bytes);
-      break;
+      return {&counters_.agree_bytes, nullptr, others * op.exchange.bytes};
     case CommOp::Kind::kBroadcast:
-      add(counters_.agree_bytes, in);
-      break;
-    default:
-      break;
+      return {&counters_.agree_bytes, nullptr, in};
+    case CommOp::Kind::kLocal:
+      return {};
   }
+  return {};
 }
 
 }  // namespace strata

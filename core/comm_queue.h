@@ -20,6 +20,7 @@
 
 #include "core/backends.h"
 #include "core/counters.h"
+#include "core/places.h"
 #include "core/stream.h"
 
 namespace strata {
@@ -27,9 +28,11 @@ namespace strata {
 struct CommOp {
   enum class Kind { kGather, kAgree, kReduceScatter, kAllReduce, kBroadcast, kLocal };
   Kind kind = Kind::kLocal;
-  uint64_t tag = 0;   // what it is about; equal on all ranks
-  std::string label;  // the same in words
-  int root = 0;       // broadcast
+  uint64_t tag = 0;         // what it is about; equal on all ranks
+  uint32_t unit = kNoUnit;  // the first it is about, in the trace
+  std::string label;        // the same in words
+  int root = 0;             // broadcast
+  bool everyone = false;    // kAgree: among all ranks of the world, not of the data-parallel group
   std::vector<strata_coll_item> items;
   struct {
     const void* in = nullptr;
@@ -39,6 +42,7 @@ struct CommOp {
   std::vector<Work> after;  // of this rank; must have ended well before the operation starts
   // Right before and right after; device work goes to the stream.
   std::function<Status(const strata_stream*)> prepare, then;
+  uint64_t step = 0;  // in the trace; set when it is submitted
 };
 
 inline strata_coll_item coll_item(const void* in, strata_dtype in_dtype, void* out, strata_dtype out_dtype,
@@ -46,11 +50,19 @@ inline strata_coll_item coll_item(const void* in, strata_dtype in_dtype, void* o
   return {sizeof(strata_coll_item), STRATA_ABI_MINOR, in, out, count, in_dtype, out_dtype};
 }
 
+// The instances of one rank: of its data-parallel group, and of the whole world, from which the group may be split.
+// They share one fate, so what ends the one ends the other on every rank.
+struct Comms {
+  const Collective& group;
+  const Collective& world;
+  const Places& places;
+};
+
 class CommQueue {
  public:
   using FailFn = std::function<void(const Status&)>;
-  CommQueue(const Device& device, const Collective& collective, int world, std::chrono::nanoseconds deadline,
-            Counters& counters, FailFn on_failure);
+  CommQueue(const Device& device, Comms comms, std::chrono::nanoseconds deadline, Counters& counters, Trace& trace,
+            const std::vector<int>& cpus, FailFn on_failure);
   // Before the first submit.
   Status create_streams();
   // What was submitted gets a few seconds, since the other ranks submitted it, too; then they are told that we leave.
@@ -63,7 +75,7 @@ class CommQueue {
   // Every operation from now on ends with `status`; the engine and the other ranks hear of it. Any thread.
   void fail(const Status& status);
   // Waits until the device is done with all reductions so far. Collective thread.
-  Status wait_for_reductions() const { return reductions_.wait_for(patience()); }
+  Status wait_for_reductions() const;
   // Before the engine goes: device work that waits for ranks which do not come is given a few seconds, then ended.
   void release_device();
   // Waits until everything submitted so far is done.
@@ -81,18 +93,29 @@ class CommQueue {
   };
   void work();
   Status execute(CommOp& op, Marker* end);
+  Status wait_before(const CommOp& op, const strata_stream* stream) const;
   Status launch(const CommOp& op, const strata_stream* stream);
+  Status call(const CommOp& op, const strata_coll_args& args) const;
+  void abort(const Status& why) const;
   Status alone(const CommOp& op, const strata_stream* stream);
-  const strata_stream* stream_of(const CommOp& op) const;
-  void count(const CommOp& op);
+  const Stream& stream_of(const CommOp& op) const;
+  uint64_t ranks_of(const CommOp& op) const {
+    return static_cast<uint64_t>(op.everyone ? comms_.places.world.size : comms_.places.data.size);
+  }
+  // The counters an operation adds to, and how much.
+  struct Traffic {
+    std::atomic<uint64_t>*bytes = nullptr, *calls = nullptr;
+    uint64_t amount = 0;
+  };
+  Traffic traffic_of(const CommOp& op) const;
   std::atomic<uint64_t>& time_of(const CommOp& op);
 
   const Device& device_;
-  const Collective& collective_;
+  const Comms comms_;
   Stream gathers_, reductions_;
-  const uint64_t world_;
   const std::chrono::nanoseconds deadline_;
   Counters& counters_;
+  Trace& trace_;
   const FailFn on_failure_;
   uint64_t hash_ = 0;
 

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "core/timings.h"
 #include "strata/strata.h"
 
 namespace strata {
@@ -17,8 +16,6 @@ struct Counters {
   std::atomic<uint64_t> gather_bytes{0}, gather_calls{0}, reduce_bytes{0}, reduce_calls{0}, agree_bytes{0};
   std::atomic<uint64_t> tier_read[3] = {}, tier_write[3] = {};
   std::atomic<uint64_t> grad_bytes{0}, updated_elements{0}, fetches{0}, prefetch_hits{0}, prefetch_dropped{0};
-
-  Timings timings;
 
   strata_counters snapshot() const {
     strata_counters c{};

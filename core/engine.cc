@@ -8,9 +8,12 @@
 #include <bit>
 #include <cmath>
 
+#include "core/hash.h"
 #include "core/manifest/manifest_keys.h"
 
 namespace strata {
+
+using Among = Agreement::Among;
 
 Engine::~Engine() { take_down(); }
 
@@ -25,6 +28,8 @@ void Engine::take_down() {
   agreement_.reset();
   gradients_.reset();
   weights_.reset();
+  progress_.reset();
+  trace_.reset();  // written now, if it was not yet
 }
 
 // ---- registering and planning ------------------------------------------------------------------------------------
@@ -53,6 +58,11 @@ Status Engine::add_unit(const char* name, uint32_t* out) {
 Status Engine::add_param(uint32_t unit, const strata_param_args& args, uint32_t* out) {
   STRATA_RETURN_IF_ERROR(usable(false));
   STRATA_RETURN_IF_ERROR(check_name(args.name, "param"));
+  if ((args.flags & STRATA_PARAM_SHARED) != 0 && places_.parts() == 1) {
+    return {STRATA_INVALID_ARGUMENT, "param \"" + std::string(args.name ? args.name : "") +
+                                         "\": STRATA_PARAM_SHARED where tensor_model_parallel_size and "
+                                         "pipeline_model_parallel_size are 1: no other rank counts it in the norm"};
+  }
   return registry_->add_param(unit, args, out);
 }
 
@@ -60,16 +70,29 @@ Status Engine::commit() {
   STRATA_RETURN_IF_ERROR(usable(false));
   take_down();  // what an earlier commit that was refused left
   const ZeroSettings& zero = settings_.zero_optimization;
-  layout_ = make_layout(*registry_, static_cast<int>(zero.stage), rank_, world_,
+  layout_ = make_layout(*registry_, static_cast<int>(zero.stage), places_,
                         static_cast<uint64_t>(zero.param_persistence_threshold));
   build_parts();
   STRATA_RETURN_IF_ERROR(queue_->create_streams());
-  STRATA_RETURN_IF_ERROR(agreement_->same_everywhere(common_values(), "registration and settings"));
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(make_plan(), "memory plan"));
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(allocate(), "allocation"));
+  STRATA_RETURN_IF_ERROR(agree_on_model());
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, make_plan(), "memory plan"));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, allocate(), "allocation"));
   run_.unit_steps.assign(registry_->units.size(), 0);
   committed_ = true;
+  start_progress();
+  trace_->begin_step(run_.steps + 1);
   return Ok();
+}
+
+// Parts of a model have params of their own, and one run's settings.
+Status Engine::agree_on_model() {
+  std::vector<Agreement::Value> common = common_values();
+  const Agreement::Value registered = {"the registered units, params and groups", registry_->fingerprint()};
+  if (places_.parts() == 1) common.insert(common.begin(), registered);
+  STRATA_RETURN_IF_ERROR(agreement_->same(Among::kEveryone, common, "registration and settings"));
+  if (places_.parts() == 1) return Ok();
+  return agreement_->all_ok(Among::kEveryone, agreement_->same(Among::kGroup, {registered}, "registration"),
+                            "registration");
 }
 
 // What decides which collectives a rank issues, how large they are, and how weights that ranks share are updated.
@@ -78,8 +101,9 @@ std::vector<Agreement::Value> Engine::common_values() const {
   const auto number = [](auto value) { return static_cast<uint64_t>(value); };
   const auto text = [](const std::string& value) { return fnv1a(value.data(), value.size()); };
   const std::string z = "zero_optimization.";
-  return {{"the registered units, params and groups", registry_->fingerprint()},
-          {z + "stage", number(zero.stage)},
+  return {{z + "stage", number(zero.stage)},
+          {"tensor_model_parallel_size", number(settings_.tensor_model_parallel_size)},
+          {"pipeline_model_parallel_size", number(settings_.pipeline_model_parallel_size)},
           {z + "reduce_bucket_size", number(zero.reduce_bucket_size)},
           {z + "prefetch_bucket_size", number(zero.prefetch_bucket_size)},
           {z + "param_persistence_threshold", number(zero.param_persistence_threshold)},
@@ -102,28 +126,56 @@ std::vector<Agreement::Value> Engine::common_values() const {
 void Engine::build_parts() {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto on_failure = [this](const Status& status) { note_failure(status); };
-  queue_ = std::make_unique<CommQueue>(device_, collective_, world_, deadline_, counters_, on_failure);
-  weights_ = std::make_unique<Weights>(layout_, zero, device_, collective_, *queue_, *weight_tier_,
-                                       settings_.check_weights, counters_);
+  trace_ = make_trace();
+  queue_ = std::make_unique<CommQueue>(device_, Comms{group(), collective_, places_}, deadline_, counters_, *trace_,
+                                       bound_to_, on_failure);
+  weights_ = std::make_unique<Weights>(layout_, zero, device_, group(), *queue_, *weight_tier_, settings_.check_weights,
+                                       counters_, *trace_);
   GradientPlan gradients;
   gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
   gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
   gradients.communication_dtype = settings_.communication_data_type;
-  gradients_ = std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, collective_, *queue_,
-                                           *state_tier_, *weights_, counters_);
-  agreement_ =
-      std::make_unique<Agreement>(*registry_, layout_, settings_.gradient_clipping, *queue_, *gradients_, counters_);
+  gradients_ =
+      std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, group(), *queue_, *state_tier_,
+                                  *weights_, counters_, *trace_, lender_.lend ? &lender_ : nullptr);
+  agreement_ = std::make_unique<Agreement>(*registry_, layout_, *queue_, *gradients_, counters_);
   states_ = std::make_unique<States>(layout_, device_, optimizer_, *state_tier_, *weights_);
-  tensors_ = std::make_unique<Tensors>(*registry_, layout_, device_, optimizer_, collective_, *queue_, *weights_,
+  tensors_ = std::make_unique<Tensors>(*registry_, layout_, device_, optimizer_, group(), *queue_, *weights_,
                                        *gradients_, *states_);
   updater_ = std::make_unique<Updater>(
       *registry_, layout_, static_cast<uint64_t>(zero.sub_group_size), device_, optimizer_, *gradients_, *weights_,
-      *states_, deadline_, counters_,
+      *states_, deadline_, counters_, *trace_, bound_to_,
       [this, queue = queue_.get()](const Status& status) {
         note_failure(status);
-        queue->fail({status.code(), "rank " + std::to_string(rank_) + ": " + status.text()});
+        queue->fail({status.code(), "rank " + std::to_string(places_.world.rank) + ": " + status.text()});
       },
       [this](strata_log_level level, const std::string& text) { log(level, text); });
+}
+
+std::unique_ptr<Trace> Engine::make_trace() {
+  std::vector<std::string> units;
+  for (const Unit& unit : layout_.units) units.push_back(unit.name);
+  std::string file;
+  if (!settings_.trace.path.empty()) {
+    const std::string again = traces_ == 0 ? "" : "." + std::to_string(traces_ + 1);
+    file = settings_.resolve(settings_.trace.path) + "/rank" + std::to_string(places_.world.rank) + again + ".json";
+  }
+  ++traces_;
+  return std::make_unique<Trace>(settings_, file, places_.world.rank, device_, units,
+                                 [this](strata_log_level level, const std::string& text) { log(level, text); });
+}
+
+// The line of a step is rank 0's.
+void Engine::start_progress() {
+  Progress::Run run{0, 0, places_.world.size};
+  if (places_.world.rank == 0 && host_->would_log(STRATA_LOG_INFO)) {
+    run.every = static_cast<uint64_t>(settings_.steps_per_print);
+  }
+  for (uint32_t p = 0; p < registry_->params.size(); ++p) {
+    run.params += registry_->params[p].owner == p ? registry_->params[p].numel : 0;
+  }
+  progress_ = std::make_unique<Progress>(run, device_, plan_, counters_.snapshot(),
+                                         [this](const std::string& line) { log(STRATA_LOG_INFO, line); });
 }
 
 Status Engine::make_plan() {
@@ -131,50 +183,68 @@ Status Engine::make_plan() {
   STRATA_RETURN_IF_ERROR(weights_->check_limits());
   const TierKind state = state_tier_->kind(), weight = weight_tier_->kind();
   plan_ = {};
+  const bool streams = device_.is_asynchronous();
+  const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
+  const bool pins = offload.pin_memory || settings_.zero_optimization.offload_param.pin_memory;
   plan_.add("whole weights", kDeviceTier, weights_->whole_bytes());
-  plan_.add("weight shards", weight, weights_->shard_bytes());
+  plan_.add("weight shards", weight, weights_->shard_bytes(), pins && weight == kCpuTier);
   plan_.add("weight slabs", kDeviceTier, weights_->slab_bytes());
   plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
   plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
-  plan_.add("gradient buffers", kDeviceTier, gradients_->buffer_bytes());
-  plan_.add("gradient accumulators", kDeviceTier, gradients_->accumulator_bytes());
-  plan_.add("arriving gradients", kDeviceTier, gradients_->arriving_bytes());
-  plan_.add("reduction scratch", kDeviceTier, gradients_->scratch_bytes());
-  plan_.add("reduced gradients", state == kNvmeTier ? kCpuTier : state, gradients_->owned_bytes());
-  plan_.add("optimizer state", state, states_->bytes());
-  plan_.add("update buffers", states_->on_host() && device_.is_asynchronous() ? kCpuTier : kDeviceTier,
-            updater_->buffer_bytes());
+  const std::string lent = gradients_->is_lent() ? " (lent by the host)" : "";
+  plan_.add("gradient buffers" + lent, kDeviceTier, gradients_->buffer_bytes());
+  plan_.add("gradient accumulators" + lent, kDeviceTier, gradients_->accumulator_bytes());
+  plan_.add("arriving gradients" + lent, kDeviceTier, gradients_->arriving_bytes());
+  plan_.add("reduction scratch" + lent, kDeviceTier, gradients_->scratch_bytes());
+  plan_.add("reduced gradients" + (state == kDeviceTier ? lent : ""), state == kNvmeTier ? kCpuTier : state,
+            gradients_->owned_bytes(), state == kCpuTier ? pins : state == kNvmeTier && streams);
+  plan_.add("optimizer state", state, states_->bytes(), pins && state == kCpuTier);
+  const bool host_updates = states_->on_host() && streams;
+  plan_.add("update buffers", host_updates ? kCpuTier : kDeviceTier, updater_->buffer_bytes(), host_updates);
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
-  plan_.add("tensor staging", device_.is_asynchronous() ? kCpuTier : kDeviceTier, Tensors::kPieceBytes);
-  plan_.add("gradient norms", device_.is_asynchronous() ? kCpuTier : kDeviceTier, gradients_->norm_bytes());
+  plan_.add("tensor staging", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
+  plan_.add("gradient norms", streams ? kCpuTier : kDeviceTier, gradients_->norm_bytes(), streams);
+  plan_.add("trace", kCpuTier, trace_->bytes());
   const char* const words[] = {"none", "cpu", "nvme"};
   const ZeroSettings& zero = settings_.zero_optimization;
-  log(STRATA_LOG_INFO, "rank " + std::to_string(rank_) + " of " + std::to_string(world_) + ", ZeRO stage " +
+  log(STRATA_LOG_INFO, "rank " + std::to_string(places_.world.rank) + " of " + std::to_string(places_.world.size) +
+                           (places_.parts() == 1 ? "" : ", " + places_.text()) + ", ZeRO stage " +
                            std::to_string(zero.stage) + ", optimizer offload " +
                            words[static_cast<int>(zero.offload_optimizer.device)] + ", param offload " +
                            words[static_cast<int>(zero.offload_param.device)]);
-  // Every rank's plan is the same; one of them is enough to read.
-  const strata_log_level level = rank_ == 0 ? STRATA_LOG_INFO : STRATA_LOG_DEBUG;
+  // The plan is the same on every rank of a pipeline stage; one of them is enough to read.
+  const bool first = places_.data.rank == 0 && places_.tensor.rank == 0;
+  const strata_log_level level = first ? STRATA_LOG_INFO : STRATA_LOG_DEBUG;
   for (const std::string& line : plan_.lines()) log(level, "plan: " + line);
   return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
 }
 
 Status Engine::allocate() {
+  const MemoryNear near(settings_.bind_threads ? cores_.node : -1);
   STRATA_RETURN_IF_ERROR(weights_->allocate());
   STRATA_RETURN_IF_ERROR(gradients_->allocate());
   STRATA_RETURN_IF_ERROR(states_->allocate());
   STRATA_RETURN_IF_ERROR(updater_->allocate());
+  trace_->allocate();
   return tensors_->allocate();
 }
 
 // ---- the step ----------------------------------------------------------------------------------------------------
 
+namespace {
+// What the host does, as far as its calls show it.
+constexpr char kForward[] = "forward", kBackward[] = "backward";
+}  // namespace
+
 Status Engine::fetch(uint32_t unit, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_unit(unit));
   STRATA_RETURN_IF_ERROR(check_stream(&stream));
-  const Timed timed(counters_.timings.fetch_wait);
-  return weights_->fetch(unit, stream);
+  if (!trace_->phase()) trace_->phase(kForward);
+  const Span span(trace_->host, "fetch", unit, &trace_->timings.fetch_wait);
+  STRATA_RETURN_IF_ERROR(weights_->fetch(unit, stream));
+  gradients_->note_fetch(unit, stream);
+  return Ok();
 }
 
 Status Engine::release(uint32_t unit, const strata_stream* stream) {
@@ -184,7 +254,8 @@ Status Engine::release(uint32_t unit, const strata_stream* stream) {
   if (!settings_.check_weights) return weights_->release(unit, stream);
   const Status unwritten = undo_write(unit, stream);
   STRATA_RETURN_IF_ERROR(weights_->release(unit, stream));
-  return agreement_->all_ok(unwritten, "check_weights at the release of unit \"" + layout_.units[unit].name + "\"");
+  return agreement_->all_ok(Among::kGroup, unwritten,
+                            "check_weights at the release of unit \"" + layout_.units[unit].name + "\"");
 }
 
 Status Engine::undo_write(uint32_t unit, const strata_stream* stream) {
@@ -213,31 +284,59 @@ Status Engine::view(uint32_t param, strata_tensor* out) {
   return {STRATA_FAILED_PRECONDITION, "param \"" + p.name + "\" is not fetched: it has no readable data"};
 }
 
-Status Engine::grad(uint32_t param, const strata_tensor& grad, const strata_stream* stream) {
+Status Engine::params_of(uint32_t unit, const std::vector<uint32_t>** out) const {
+  STRATA_RETURN_IF_ERROR(known_unit(unit));
+  *out = &registry_->units[unit].params;
+  return Ok();
+}
+
+Status Engine::grads(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(usable());
-  STRATA_RETURN_IF_ERROR(known_param(param));
+  for (size_t i = 0; i < grads.size(); ++i) STRATA_RETURN_IF_ERROR(known_param(params[i]));
   STRATA_RETURN_IF_ERROR(check_stream(&stream));
   STRATA_RETURN_IF_ERROR(settle());
-  const Timed timed(counters_.timings.fold);
-  return gradients_->add(param, grad, stream);
+  trace_->phase(kBackward);
+  const uint32_t unit = grads.empty() ? kNoUnit : registry_->params[params[0]].unit;
+  const Span span(trace_->host, "fold", unit, &trace_->timings.fold);
+  return gradients_->add(params, grads, stream);
 }
 
 Status Engine::grads_done(uint32_t unit) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_unit(unit));
   STRATA_RETURN_IF_ERROR(settle());
+  trace_->phase(kBackward);
+  const Span span(trace_->host, "gradients done", unit);
   return gradients_->unit_done(unit);
 }
 
 Status Engine::end_backward() {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(settle());
-  return gradients_->end_backward();
+  trace_->phase(kBackward);
+  Status status;
+  {
+    const Span span(trace_->host, "end of backward");
+    status = gradients_->end_backward();
+  }
+  trace_->phase(nullptr);
+  return status;
+}
+
+Status Engine::step(const strata_step_args* args) {
+  STRATA_RETURN_IF_ERROR(usable());
+  trace_->phase(nullptr);
+  Status status;
+  {
+    const Span span(trace_->host, "step");
+    status = try_step(args);
+  }
+  trace_->begin_step(run_.steps + 1);
+  return status;
 }
 
 // The whole of ZeRO's step: agree on the norm, mark every unit as being updated, hand the work to the update thread.
-Status Engine::step(const strata_step_args* args) {
-  STRATA_RETURN_IF_ERROR(usable());
+Status Engine::try_step(const strata_step_args* args) {
   const int done = gradients_->micro_batches_done(), all = gradients_->plan().micro_batches;
   if (done != all || gradients_->filling()) {
     return {STRATA_FAILED_PRECONDITION, "strata_step: " + std::to_string(done) + " of " + std::to_string(all) +
@@ -252,6 +351,8 @@ Status Engine::step(const strata_step_args* args) {
                                          " entries, there are " + std::to_string(registry_->groups.size()) +
                                          " param groups (group 0 is the manifest's)"};
   }
+  double max_norm = 0;
+  STRATA_RETURN_IF_ERROR(step_max_norm(args, &max_norm));
   STRATA_RETURN_IF_ERROR(settle());
   UpdateJob job;
   job.groups = step_groups(args);
@@ -261,8 +362,10 @@ Status Engine::step(const strata_step_args* args) {
   }
   STRATA_RETURN_IF_ERROR(weights_->end_step());
   job.step = ++run_.steps;
-  outcome_ = job.outcome =
-      agreement_->submit(job.step, fnv1a(job.groups.data(), job.groups.size() * sizeof(job.groups[0])));
+  const uint64_t rates = fnv1a(job.groups.data(), job.groups.size() * sizeof(job.groups[0]));
+  const uint64_t limit = fnv1a(&max_norm, sizeof(max_norm));
+  outcome_ = job.outcome = agreement_->submit(job.step, max_norm, fnv1a(&max_norm, sizeof(max_norm), rates),
+                                              fnv1a(&job.groups[0], sizeof(job.groups[0]), limit));
   settled_ = false;
   for (uint32_t unit : weights_->forward_order()) {
     if (layout_.units[unit].trainable_elements == 0) continue;
@@ -270,7 +373,12 @@ Status Engine::step(const strata_step_args* args) {
     job.updated.push_back(Work::create());
     weights_->begin_update(unit, job.updated.back(), &job.after.emplace_back());
   }
-  gradients_->begin_step();
+  job.traced = trace_->host.step();
+  job.ends_trace = trace_->ends_with(job.step);
+  if (const auto line = progress_->step(job.step, job.groups[0].lr, args)) {
+    job.on_known = [this, line](const StepOutcome& outcome) { progress_->print(*line, outcome); };
+  }
+  gradients_->begin_step(job.units);
   updater_->submit(std::move(job));
   outcome_->host_counted = counters_.snapshot();
   log_breakdown();
@@ -280,8 +388,8 @@ Status Engine::step(const strata_step_args* args) {
 void Engine::log_breakdown() {
   const auto every = static_cast<uint64_t>(settings_.steps_per_print);
   if (!settings_.wall_clock_breakdown || every == 0 || run_.steps % every != 0) return;
-  log(STRATA_LOG_INFO, "rank " + std::to_string(rank_) + " step " + std::to_string(run_.steps) +
-                           ", per step (parts overlap): " + counters_.timings.take(every));
+  log(STRATA_LOG_INFO, "rank " + std::to_string(places_.world.rank) + " step " + std::to_string(run_.steps) +
+                           ", per step (parts overlap): " + trace_->timings.take(every));
 }
 
 // A group follows the step's learning rate unless it, or the step for it, gave its own.
@@ -294,11 +402,23 @@ std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args
   return groups;
 }
 
+// A step's own max_norm is as good as the manifest's gradient_clipping.
+Status Engine::step_max_norm(const strata_step_args* args, double* out) const {
+  const bool given = args && args->max_norm != 0 && !std::isnan(args->max_norm);
+  *out = given ? args->max_norm : settings_.gradient_clipping;
+  if (*out >= 0) return Ok();
+  return {STRATA_INVALID_ARGUMENT, "strata_step: max_norm is " + std::to_string(*out) +
+                                       "; a norm above 0, infinity (do not clip), or 0 or NaN (gradient_clipping)"};
+}
+
 // Takes in what the last step decided, once: before the first bucket of the next step, so that every rank cuts its
 // buckets by the same order.
 Status Engine::settle() {
   if (settled_) return Ok();
-  STRATA_RETURN_IF_ERROR(outcome_->known.wait_enqueued(queue_->patience()));
+  {
+    const Span wait(trace_->host, "wait for agreement", kNoUnit, nullptr, !outcome_->known.is_set());
+    STRATA_RETURN_IF_ERROR(outcome_->known.wait_enqueued(queue_->patience()));
+  }
   settled_ = true;
   ++(outcome_->apply ? run_.applied : run_.skipped);
   before_last_step_ = at_last_step_;
@@ -346,16 +466,18 @@ Status Engine::between_steps(const std::string& what) {
 Status Engine::write_param(uint32_t param, const strata_tensor* value, int32_t root) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_param(param));
+  const Progress::Pause pause(progress_.get());
   const std::string what = "strata_write_param(\"" + registry_->params[param].name + "\")";
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, what + ": a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(between_steps(what));
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(tensors_->check_write(param, value, root), what));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_write(param, value, root), what));
   return tensors_->write(param, value, root).during(what);
 }
 
 Status Engine::read_param(uint32_t param, const char* array, const strata_tensor& out) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_param(param));
+  const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(updater_->join());
   const std::string name = array ? array : "weight",
                     what = "strata_read_param(\"" + registry_->params[param].name + "\")";
@@ -368,7 +490,7 @@ Status Engine::read_param(uint32_t param, const char* array, const strata_tensor
             what + ": gradients are added up on each rank and reduced after the last of the " +
                 std::to_string(gradients_->plan().micro_batches) + " micro-batches, " + std::to_string(in) + " are in"};
   }
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(tensors_->check_read(param, name, out), what));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_read(param, name, out), what));
   return tensors_->read(param, name, out).during(what);
 }
 
@@ -381,6 +503,7 @@ Status check_path(const char* text, const char* what) {
 Status Engine::save(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(check_path(root, "root"));
   STRATA_RETURN_IF_ERROR(check_path(tag, "tag"));
+  const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(between_steps("strata_save"));
   STRATA_RETURN_IF_ERROR(open_checkpoint());
   return snapshot_->save(root, tag, run_, settings_.zero_optimization.gather_16bit_weights_on_model_save);
@@ -389,6 +512,7 @@ Status Engine::save(const char* root, const char* tag) {
 Status Engine::load(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(check_path(root, "root"));
   STRATA_RETURN_IF_ERROR(recover());
+  const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(between_steps("strata_load"));
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, "strata_load: a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(open_checkpoint());
@@ -397,6 +521,7 @@ Status Engine::load(const char* root, const char* tag) {
   if (!loaded.ok() && changed) note_failure(loaded);  // half loaded: only another load, or close
   if (!loaded.ok()) return loaded;
   updater_->unit_steps = run_.unit_steps;
+  trace_->begin_step(run_.steps + 1);
   return Ok();
 }
 
@@ -405,7 +530,8 @@ Status Engine::load(const char* root, const char* tag) {
 Status Engine::recover() {
   Status failed = usable();
   if (failed.ok() || !committed_) return failed;
-  if (world_ > 1) return failed.during("strata_load: close the engine on every rank, open it again, then load");
+  if (places_.world.size > 1)
+    return failed.during("strata_load: close the engine on every rank, open it again, then load");
   (void)updater_->join();
   take_down();
   {
@@ -420,6 +546,7 @@ Status Engine::recover() {
 
 Status Engine::export_weights(const char* path) {
   STRATA_RETURN_IF_ERROR(check_path(path, "path"));
+  const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(between_steps("strata_export_weights"));
   STRATA_RETURN_IF_ERROR(open_checkpoint());
   return snapshot_->export_weights(path);
@@ -466,6 +593,17 @@ Status Engine::plan(strata_plan_item* items, uint64_t capacity, uint64_t* count)
   return Ok();
 }
 
+Status Engine::device_info(strata_device_info* out) {
+  strata_device_caps caps;
+  STRATA_RETURN_IF_ERROR(device_.inspect(&caps));
+  out->type = caps.type;
+  out->device_id = caps.device_id;
+  out->total_bytes = caps.total_bytes;
+  out->free_bytes = caps.free_bytes;
+  out->held_bytes = committed_ ? plan_.in(kDeviceTier) : 0;
+  return Ok();
+}
+
 Status Engine::setting(const char* key, const char** value) {
   std::string text;
   STRATA_RETURN_IF_ERROR(setting_text(settings_, key ? key : "", &text));
@@ -493,7 +631,7 @@ void Engine::note_failure(const Status& status) {
     if (!failure_.ok()) return;
     failure_ = status;
   }
-  log(STRATA_LOG_ERROR, "rank " + std::to_string(rank_) + " failed: " + status.text());
+  log(STRATA_LOG_ERROR, "rank " + std::to_string(places_.world.rank) + " failed: " + status.text());
 }
 
 Status Engine::usable(bool committed) {

@@ -16,7 +16,9 @@
 #include "core/agreement.h"
 #include "core/manifest/settings.h"
 #include "core/plan.h"
-#include "core/plugins.h"
+#include "core/plugins/cores.h"
+#include "core/plugins/plugins.h"
+#include "core/progress.h"
 #include "core/snapshot.h"
 #include "core/update.h"
 
@@ -38,7 +40,9 @@ class Engine {
   Status fetch(uint32_t unit, const strata_stream* stream);
   Status release(uint32_t unit, const strata_stream* stream);
   Status view(uint32_t param, strata_tensor* out);
-  Status grad(uint32_t param, const strata_tensor& grad, const strata_stream* stream);
+  // The params of a registered unit.
+  Status params_of(uint32_t unit, const std::vector<uint32_t>** out) const;
+  Status grads(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream);
   Status grads_done(uint32_t unit);
   Status end_backward();
   Status step(const strata_step_args* args);
@@ -47,6 +51,7 @@ class Engine {
 
   Status counters(strata_counter_span span, strata_counters* out);
   Status plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) const;
+  Status device_info(strata_device_info* out);
   Status setting(const char* key, const char** value);
   Status plugin_interface(const std::string& role, const char* id, const void** table);
 
@@ -56,8 +61,7 @@ class Engine {
   Status set_meta(const char* key, const char* value);
   Status get_meta(const char* key, const char** value);
 
-  int rank() const { return rank_; }
-  int world() const { return world_; }
+  const Places& places() const { return places_; }
   std::mutex& mutex() { return mutex_; }
   bool is_forked_child() const;
 
@@ -68,8 +72,13 @@ class Engine {
   template <class Opened, class Api>
   Status open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table);
   void log_plugins();
+  Status find_place(const strata_collective_caps& ranks);
+  Collective& group() { return places_.parts() == 1 ? collective_ : split_; }
+  Status choose_cores();
+  Status take_lender(const strata_lender* lender, const strata_collective_caps& ranks);
   Status check_device(const strata_collective_caps& ranks) const;
   Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
+  Status agree_on_model();
   std::vector<Agreement::Value> common_values() const;
   void build_parts();
   Status make_plan();
@@ -86,8 +95,12 @@ class Engine {
   Status between_steps(const std::string& what);
   Status open_checkpoint();
   Status settle();
+  Status try_step(const strata_step_args* args);
   void log_breakdown();
+  void start_progress();
+  std::unique_ptr<Trace> make_trace();
   std::vector<strata_optim_group> step_groups(const strata_step_args* args) const;
+  Status step_max_norm(const strata_step_args* args, double* out) const;
   void log(strata_log_level level, const std::string& text) const;
 
   // In the order they are built; destroyed in reverse, threads first.
@@ -100,12 +113,17 @@ class Engine {
   std::unique_ptr<PluginSet> plugins_;
   std::unique_ptr<Host> host_;
   strata_open_args open_args_{};
+  strata_lender lender_{};  // of gradient memory; no functions: nothing is lent
   std::string job_;
-  int rank_ = 0, world_ = 1, local_world_ = 1;
+  Places places_;
+  int local_world_ = 1;
+  CoreShare cores_;
+  std::vector<int> bound_to_;  // the CPUs of our threads; none: wherever the host program's may run
   std::chrono::nanoseconds deadline_{0};
   Counters counters_;
   Device device_;
-  Collective collective_;
+  Collective collective_;  // of the whole world
+  Collective split_;       // of this data-parallel group, where that is only a part of it
   Offload offload_cpu_, offload_nvme_;
   Optimizer optimizer_;
   Checkpoint checkpoint_;
@@ -115,6 +133,8 @@ class Engine {
   bool committed_ = false;
   Layout layout_;
   Plan plan_;
+  std::unique_ptr<Trace> trace_;
+  int traces_ = 0;  // made: an engine that is committed again begins another
   std::unique_ptr<CommQueue> queue_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<Gradients> gradients_;
@@ -122,6 +142,7 @@ class Engine {
   std::unique_ptr<States> states_;
   std::unique_ptr<Tensors> tensors_;
   std::unique_ptr<Snapshot> snapshot_;
+  std::unique_ptr<Progress> progress_;
   std::unique_ptr<Updater> updater_;
 
   RunState run_;

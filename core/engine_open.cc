@@ -5,13 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "core/engine.h"
-#include "core/library_dir.h"
-#include "core/log.h"
 #include "core/manifest/batch.h"
 #include "core/manifest/manifest.h"
+#include "core/plugins/library_dir.h"
+#include "core/plugins/log.h"
 
 namespace strata {
 
@@ -90,22 +89,21 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
   strata_collective_caps ranks;
   STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
-  rank_ = open_args_.rank = ranks.rank;
-  world_ = open_args_.world = ranks.world;
-  if (world_ > 1) *log_rank_ = rank_;
+  open_args_.rank = ranks.rank;
+  open_args_.world = ranks.world;
+  if (ranks.world > 1) *log_rank_ = ranks.rank;
   open_args_.local_rank = ranks.local_rank;
   local_world_ = open_args_.local_world = ranks.local_world;
-  STRATA_RETURN_IF_ERROR(resolve_batch(world_, &settings_));
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  host_->set_threads(settings_.threads > 0 ? static_cast<unsigned>(settings_.threads)
-                                           : std::max(1u, cores / static_cast<unsigned>(local_world_)));
+  STRATA_RETURN_IF_ERROR(find_place(ranks));
+  STRATA_RETURN_IF_ERROR(choose_cores());
 
   const strata_device_api* device = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.device, STRATA_DEVICE, &device_, &device));
   strata_device_caps caps;
   STRATA_RETURN_IF_ERROR(device_.inspect(&caps));
   STRATA_RETURN_IF_ERROR(check_device(ranks));
-  if (world_ == 1) collective_.use_memory_of(device_);
+  if (places_.data.size == 1) group().use_memory_of(device_);
+  STRATA_RETURN_IF_ERROR(take_lender(args.gradient_memory, ranks));
   open_args_.device = device;
   open_args_.device_self = device_.self();
 
@@ -120,16 +118,81 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   return plugins_->check_all_used();
 }
 
+// Ranks that may use the same CPUs of a machine divide them.
+Status Engine::choose_cores() {
+  const std::vector<int> allowed = allowed_cpus();
+  const uint64_t mine = cpus_fingerprint(allowed);
+  std::vector<uint64_t> all(static_cast<size_t>(open_args_.world), mine);
+  if (all.size() > 1) {
+    strata_coll_args call{};
+    call.struct_size = sizeof(call);
+    call.label = "the CPUs of each rank";
+    call.tag = 5ull << 32;
+    call.deadline_ns = deadline_.count();
+    strata_comm* self = collective_.self();
+    const strata_status code = collective_.api()->exchange(self, &mine, all.data(), sizeof(mine), &call);
+    STRATA_RETURN_IF_ERROR(take_failure(code).during(call.label));
+    add(counters_.agree_bytes, sizeof(mine) * (all.size() - 1));
+  }
+  const auto before = std::count(all.begin(), all.begin() + open_args_.rank, mine);
+  const auto sharing = std::count(all.begin(), all.end(), mine);
+  cores_ = share_of(read_cpus(allowed), static_cast<size_t>(before), static_cast<size_t>(sharing));
+  const unsigned threads =
+      settings_.threads > 0 ? static_cast<unsigned>(settings_.threads) : cores_.threads(cpu_quota());
+  if (settings_.bind_threads && cores_.is_part) bound_to_ = cores_.cpus;
+  const std::string where = bound_to_.empty() ? ", not bound to CPUs" : ", bound to CPU " + cpu_list_text(bound_to_);
+  const std::string node = cores_.node < 0 ? "" : ", host memory of NUMA node " + std::to_string(cores_.node);
+  log(bound_to_.empty() ? STRATA_LOG_DEBUG : STRATA_LOG_INFO, "rank " + std::to_string(open_args_.rank) + ": " +
+                                                                  std::to_string(threads) + " worker thread(s)" +
+                                                                  where + " of " + cpu_list_text(allowed) + node);
+  host_->set_threads(threads, bound_to_);
+  return Ok();
+}
+
+// Which part of the model is here, and who else has it: the ranks this one shards with.
+Status Engine::find_place(const strata_collective_caps& ranks) {
+  const int64_t tensors = settings_.tensor_model_parallel_size, stages = settings_.pipeline_model_parallel_size;
+  STRATA_RETURN_IF_ERROR(Places::find(ranks.rank, ranks.world, tensors, stages, &places_));
+  const bool parts = places_.parts() > 1;
+  const Status batch = resolve_batch(places_.data.size, &settings_);
+  STRATA_RETURN_IF_ERROR(parts ? batch.during("where world is the data-parallel size") : batch);
+  if (!parts || places_.data.size == 1) return Ok();
+  const std::string label = "split into tensor_model_parallel_size " + std::to_string(tensors) +
+                            " x pipeline_model_parallel_size " + std::to_string(stages) + " groups";
+  strata_coll_args args{};
+  args.struct_size = sizeof(args);
+  args.tag = (7ull << 32) | static_cast<uint64_t>(tensors) << 16 | static_cast<uint64_t>(stages);
+  args.label = label.c_str();
+  args.deadline_ns = deadline_.count();
+  return collective_.split(places_.part(), places_.data.rank, args, &split_)
+      .during("plugins.collective = \"" + settings_.plugins.collective + "\", " + label);
+}
+
+// Gradient memory is borrowed only where it can be: on a device with streams, from which the collective reduces.
+Status Engine::take_lender(const strata_lender* lender, const strata_collective_caps& ranks) {
+  if (!lender || !device_.is_asynchronous()) return Ok();
+  if (lender->struct_size < sizeof(*lender) || !lender->lend || !lender->take_back) {
+    return {STRATA_INVALID_ARGUMENT, "strata_open: gradient_memory needs its struct_size, lend and take_back"};
+  }
+  if (places_.data.size == 1 || (ranks.flags & STRATA_COLL_ANY_MEMORY) != 0) {
+    lender_ = *lender;
+  } else {
+    log(STRATA_LOG_INFO, "gradient_memory of the host is not used: collective \"" + settings_.plugins.collective +
+                             "\" reduces from memory of its own only");
+  }
+  return Ok();
+}
+
 // Whether device, collective and tiers can work together.
 Status Engine::check_device(const strata_collective_caps& ranks) const {
   const PluginChoices& chosen = settings_.plugins;
   const std::string device = "device \"" + chosen.device + "\"";
-  if (world_ > 1 && ranks.memory != device_.type()) {
+  if (places_.data.size > 1 && ranks.memory != device_.type()) {
     return {STRATA_FAILED_PRECONDITION, "collective \"" + chosen.collective + "\" does not work on memory of " +
                                             device +
                                             ": choose plugins.device and plugins.collective that fit each other"};
   }
-  if (world_ > 1 && (ranks.flags & (STRATA_COLL_ANY_MEMORY | STRATA_COLL_ANY_OUTPUT)) == 0) {
+  if (places_.data.size > 1 && (ranks.flags & (STRATA_COLL_ANY_MEMORY | STRATA_COLL_ANY_OUTPUT)) == 0) {
     return {STRATA_UNIMPLEMENTED, "collective \"" + chosen.collective +
                                       "\" writes into its own memory only; this "
                                       "version needs one that writes anywhere"};

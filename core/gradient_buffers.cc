@@ -5,17 +5,27 @@
 
 namespace strata {
 
-Status GradientBuffers::allocate(const Collective& collective, std::vector<uint64_t> sizes, Room room) {
-  STRATA_RETURN_IF_ERROR(
-      Memory::for_collectives(collective, room.buffers + room.zeros, &memory_).during("gradient buffers"));
+void GradientBuffers::plan(std::vector<uint64_t> sizes, Room room) {
   room_ = room;
   sizes_ = std::move(sizes);
   places_.assign(sizes_.size(), std::nullopt);
-  arena_ = Arena(room.buffers);
   own_place_.resize(sizes_.size());
   std::exclusive_scan(sizes_.begin(), sizes_.end(), own_place_.begin(), uint64_t{0});
   if (std::reduce(sizes_.begin(), sizes_.end()) > room.buffers) own_place_.clear();
+}
+
+Status GradientBuffers::allocate(const Collective& collective, char** base) {
+  STRATA_RETURN_IF_ERROR(
+      Memory::for_collectives(collective, room_.buffers + room_.zeros, &memory_).during("gradient buffers"));
+  *base = memory_.at(0);
   return Ok();
+}
+
+void GradientBuffers::place(char* base) {
+  base_ = base;
+  arena_ = Arena(room_.buffers);
+  in_flight_.clear();
+  reclaimed_ = {};
 }
 
 Status GradientBuffers::open(uint32_t unit, const std::function<Status()>& settle) {
@@ -64,6 +74,7 @@ void GradientBuffers::hand_over(const std::vector<uint32_t>& units, Work reduced
 Status GradientBuffers::reclaim_oldest() {
   const InFlight flight = std::move(in_flight_.front());
   in_flight_.pop_front();
+  const Span wait(trace_.host, "wait for reduction", kNoUnit, nullptr, !flight.reduced.is_set());
   STRATA_RETURN_IF_ERROR(flight.reduced.wait_enqueued(queue_.patience()));
   reclaimed_ = flight.reduced;
   for (const auto& [unit, offset] : flight.places) {
@@ -93,7 +104,7 @@ Status GradientBuffers::move_together() {
 Status GradientBuffers::move_down(uint64_t from, uint64_t to, uint64_t bytes) const {
   for (uint64_t done = 0; done < bytes && from > to;) {
     const uint64_t piece = std::min(bytes - done, from - to);
-    STRATA_RETURN_IF_ERROR(device_.copy(memory_.at(to + done), memory_.at(from + done), piece));
+    STRATA_RETURN_IF_ERROR(device_.copy(base_ + to + done, base_ + from + done, piece));
     done += piece;
   }
   return Ok();

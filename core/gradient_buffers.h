@@ -20,19 +20,23 @@ namespace strata {
 
 class GradientBuffers {
  public:
-  GradientBuffers(const Device& device, const CommQueue& queue) : device_(device), queue_(queue) {}
+  GradientBuffers(const Device& device, const CommQueue& queue, Trace& trace)
+      : device_(device), queue_(queue), trace_(trace) {}
   // Bytes for all buffers, and of zeros beside them.
   struct Room {
     uint64_t buffers = 0, zeros = 0;
   };
-  // `sizes`: bytes of each unit's buffer.
-  Status allocate(const Collective& collective, std::vector<uint64_t> sizes, Room room);
+  // `sizes`: bytes of each unit's buffer. Then memory of its own, or what place() gives.
+  void plan(std::vector<uint64_t> sizes, Room room);
+  Status allocate(const Collective& collective, char** base);
+  // Where the room is; NULL: nowhere. No buffer is open, and all reductions are over.
+  void place(char* base);
   // As many zeros as were asked for, or NULL.
-  const char* zeros() const { return room_.zeros > 0 ? memory_.at(room_.buffers) : nullptr; }
+  const char* zeros() const { return room_.zeros > 0 ? base_ + room_.buffers : nullptr; }
 
   bool is_open(uint32_t unit) const { return places_[unit].has_value(); }
   // Element addresses change with the next `open` of another unit.
-  char* at(uint32_t unit) const { return memory_.at(*places_[unit]); }
+  char* at(uint32_t unit) const { return base_ + *places_[unit]; }
   // Finds a place, waiting for reductions under way where there is no other room. Open buffers may have to move:
   // `settle` first waits for what is being written into them.
   Status open(uint32_t unit, const std::function<Status()>& settle);
@@ -53,9 +57,11 @@ class GradientBuffers {
 
   const Device& device_;
   const CommQueue& queue_;
+  Trace& trace_;
   std::vector<uint64_t> sizes_, own_place_;  // by unit; own places only where all fit
   std::vector<std::optional<uint64_t>> places_;
   Memory memory_;
+  char* base_ = nullptr;
   Room room_;
   Arena arena_;
   std::deque<InFlight> in_flight_;

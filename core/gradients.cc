@@ -1,12 +1,13 @@
 #include "core/gradients.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace strata {
 
 Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
                      const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
-                     const Weights& weights, Counters& counters)
+                     const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender)
     : registry_(registry),
       layout_(layout),
       settings_(settings),
@@ -17,9 +18,12 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
       tier_(tier),
       weights_(weights),
       counters_(counters),
+      trace_(trace),
       slots_(layout.units.size()),
-      buffers_(device, queue),
+      buffers_(device, queue, trace),
+      lender_(device, lender),
       contributions_(registry.params.size()),
+      last_fold_(registry.params.size()),
       unit_closed_(registry.units.size()),
       used_(registry.units.size()),
       launched_(layout.units.size()) {
@@ -101,51 +105,102 @@ uint64_t Gradients::scratch_bytes() const {
   return group / (layout_.stage == 0 ? 1 : static_cast<uint64_t>(layout_.world)) * sizeof(float);
 }
 
-uint64_t Gradients::norm_bytes() const {
+uint64_t Gradients::norm_blocks(bool counted) const {
   uint64_t blocks = 0;
   for (const Unit& u : layout_.units) {
-    for (const Segment& s : u.segments) blocks += s.trainable ? s.shard / kShardElements : 0;
+    for (const Segment& s : u.segments) blocks += s.trainable && s.counted == counted ? s.shard / kShardElements : 0;
   }
-  return blocks * sizeof(double);
+  return blocks;
 }
 
 Status Gradients::allocate() {
-  STRATA_RETURN_IF_ERROR(completing_.create(device_, 0));
+  STRATA_RETURN_IF_ERROR(completing_.create(device_, 0, trace_.add_stream("completing", trace_.host)));
   STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, norm_bytes(), &norms_).during("norms"));
+  auto* counted = reinterpret_cast<double*>(norms_.at(0));
+  double* copies = counted + norm_blocks(true);
   std::vector<uint64_t> sizes;
-  for (const Slot& slot : slots_) sizes.push_back(slot.buffer_bytes);
-  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, std::move(sizes), room()));
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    sizes.push_back(slots_[u].buffer_bytes);
+    for (const Segment& s : layout_.units[u].segments) {
+      double*& norm = s.counted ? counted : copies;
+      slots_[u].norm.push_back(norm);
+      norm += s.trainable ? s.shard / kShardElements : 0;
+    }
+  }
+  buffers_.plan(std::move(sizes), room());
+  Blocks blocks;
+  if (!lends_reduced()) STRATA_RETURN_IF_ERROR(allocate_reduced(&blocks.reduced).during("reduced gradients"));
+  if (!is_lent()) STRATA_RETURN_IF_ERROR(allocate_blocks(&blocks));
+  place(blocks);
+  return Ok();
+}
+
+// Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
+Status Gradients::allocate_reduced(char** reduced) {
+  if (tier_.addressable()) {
+    STRATA_RETURN_IF_ERROR(tier_.alloc(owned_bytes(), "reduced gradients", &owned_region_));
+    *reduced = owned_region_.address();
+    return Ok();
+  }
+  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, owned_bytes(), &owned_memory_));
+  *reduced = owned_memory_.at(0);
+  return Ok();
+}
+
+Status Gradients::allocate_blocks(Blocks* blocks) {
+  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, &blocks->buffers));
   STRATA_RETURN_IF_ERROR(
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
-  // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
   STRATA_RETURN_IF_ERROR(Memory::on_device(device_, arriving_bytes(), &arriving_).during("arriving gradients"));
-  char* owned = nullptr;
-  if (tier_.addressable()) {
-    STRATA_RETURN_IF_ERROR(tier_.alloc(owned_bytes(), "reduced gradients", &owned_region_));
-    owned = owned_region_.address();
-  } else {
-    STRATA_RETURN_IF_ERROR(
-        Memory::shared_with_host(device_, owned_bytes(), &owned_memory_).during("reduced gradients"));
-    owned = owned_memory_.at(0);
-  }
-  char* accumulator = accumulators_.at(0);
-  char* arriving = arriving_.at(0);
-  auto* norm = reinterpret_cast<double*>(norms_.at(0));
+  blocks->accumulators = accumulators_.at(0);
+  blocks->scratch = scratch_.at(0);
+  blocks->arriving = arriving_bytes() > 0 ? arriving_.at(0) : nullptr;
+  return Ok();
+}
+
+// Gives every segment its place in the blocks. Nothing uses the old ones.
+void Gradients::place(const Blocks& blocks) {
+  blocks_ = blocks;
+  buffers_.place(blocks.buffers);
+  Blocks at = blocks;
+  const auto take = [](char** next, uint64_t bytes) { return *next ? std::exchange(*next, *next + bytes) : nullptr; };
   for (uint32_t u = 0; u < slots_.size(); ++u) {
+    Slot& slot = slots_[u];
+    slot.owned.clear();
+    slot.arriving.clear();
+    slot.accumulator.clear();
     for (const Segment& s : layout_.units[u].segments) {
-      slots_[u].owned.push_back(s.trainable ? owned : nullptr);
-      slots_[u].arriving.push_back(s.trainable && arriving_.bytes() > 0 ? arriving : nullptr);
-      slots_[u].accumulator.push_back(s.trainable && plan_.local ? accumulator : nullptr);
-      slots_[u].norm.push_back(norm);
-      if (!s.trainable) continue;
-      norm += s.shard / kShardElements;
-      owned += layout_.owned(s).size() * dtype_size(plan_.owned(s));
-      if (arriving_.bytes() > 0) arriving += layout_.owned(s).size() * sizeof(float);
-      if (plan_.local) accumulator += s.elements * sizeof(float);
+      const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
+      slot.owned.push_back(count > 0 ? take(&at.reduced, count * dtype_size(plan_.owned(s))) : nullptr);
+      slot.arriving.push_back(count > 0 ? take(&at.arriving, count * sizeof(float)) : nullptr);
+      slot.accumulator.push_back(s.trainable && plan_.local ? take(&at.accumulators, s.elements * sizeof(float))
+                                                            : nullptr);
     }
   }
-  return Ok();
+}
+
+// Where the host lends: what allocate_blocks does otherwise, once there is a gradient. Blocks that are still there from
+// the last step stay.
+Status Gradients::borrow(const strata_stream* stream) {
+  lender_.keep();
+  if (lender_.is_holding()) return stream ? lender_.before(stream) : Ok();
+  std::vector<char*> lent;
+  STRATA_RETURN_IF_ERROR(lender_.borrow(
+      {buffer_bytes(), accumulator_bytes(), scratch_bytes(), arriving_bytes(), lends_reduced() ? owned_bytes() : 0},
+      stream, &lent));
+  place({lent[0], lent[1], lent[2], lent[3], lends_reduced() ? lent[4] : blocks_.reduced});
+  if (room().zeros > 0) STRATA_RETURN_IF_ERROR(device_.zero(lent[0] + room().buffers, room().zeros, stream));
+  STRATA_RETURN_IF_ERROR(lender_.begin(stream));
+  return lender_.before(completing_.c());
+}
+
+void Gradients::note_fetch(uint32_t unit, const strata_stream* stream) {
+  if (!lender_.is_holding()) return;
+  bool ended = false;
+  for (uint32_t needed : layout_.units[unit].needs) ended = lender_.note_fetch(needed, stream) || ended;
+  ended = lender_.note_fetch(unit, stream) || ended;
+  if (ended) place({nullptr, nullptr, nullptr, nullptr, lends_reduced() ? nullptr : blocks_.reduced});
 }
 
 char* Gradients::wire_address(uint32_t unit, uint32_t segment) const {
@@ -184,22 +239,25 @@ Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
   return Ok();
 }
 
-Status Gradients::add(uint32_t param, const strata_tensor& grad, const strata_stream* stream) {
-  STRATA_RETURN_IF_ERROR(check(param, grad));
-  const Param& p = registry_.params[param];
-  const uint32_t owner = p.owner;
-  Slot& slot = slots_[registry_.params[owner].home];
-  STRATA_RETURN_IF_ERROR(take_turn(slot, stream));
-  if (settings_.contiguous_gradients) {
-    STRATA_RETURN_IF_ERROR(fold(owner, grad.data, grad.dtype, stream));
-  } else {
-    slot.pending.push_back({owner, grad.data, grad.dtype});
+// Everything that can be refused is, before anything is added: what is refused counts as not given.
+Status Gradients::add(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream) {
+  for (size_t i = 0; i < grads.size(); ++i) STRATA_RETURN_IF_ERROR(check(params[i], grads[i]));
+  std::vector<Pending> given;
+  for (size_t i = 0; i < grads.size(); ++i)
+    given.push_back({registry_.params[params[i]].owner, grads[i].data, grads[i].dtype});
+  if (is_lent()) STRATA_RETURN_IF_ERROR(borrow(stream));
+  if (settings_.contiguous_gradients) STRATA_RETURN_IF_ERROR(make_room(given));
+  for (const Pending& g : given) STRATA_RETURN_IF_ERROR(take_turn(slot_of(g), stream));
+  if (settings_.contiguous_gradients) STRATA_RETURN_IF_ERROR(fold(given, stream));
+  for (const Pending& g : given) {
+    const Param& owner = registry_.params[g.param];
+    Slot& slot = slot_of(g);
+    if (!settings_.contiguous_gradients) slot.pending.push_back(g);
+    filling_ = true;
+    used_[owner.unit] = 1;
+    strata::add(counters_.grad_bytes, owner.numel * dtype_size(g.dtype));
+    if (slot.state == State::kIdle) slot.state = State::kFilling;
   }
-  // A gradient that was refused counts as not given.
-  filling_ = true;
-  used_[registry_.params[owner].unit] = 1;
-  strata::add(counters_.grad_bytes, p.numel * dtype_size(grad.dtype));
-  if (slot.state == State::kIdle) slot.state = State::kFilling;
   return Ok();
 }
 
@@ -215,34 +273,63 @@ Status Gradients::take_turn(Slot& slot, const strata_stream* stream) {
   return Ok();
 }
 
-Status Gradients::fold(uint32_t owner, const void* data, strata_dtype dtype, const strata_stream* stream) {
-  const Param& p = registry_.params[owner];
-  if (plan_.local) return fold_locally(p, owner, data, dtype, stream);
-  STRATA_RETURN_IF_ERROR(open_buffer(p.home));
-  STRATA_RETURN_IF_ERROR(buffers_.before(stream));
-  const strata_dtype wire = plan_.wire(layout_.units[p.home].segments[p.segment]);
-  char* place = wire_address(p.home, p.segment) + p.offset * dtype_size(wire);
-  const uint32_t before = contributions_[owner]++;
-  if (before == 0) return device_.cast(place, wire, data, dtype, p.numel, STRATA_ROUND_EVEN, stream);
-  if (wire == STRATA_F32) return device_.accumulate(reinterpret_cast<float*>(place), data, dtype, p.numel, stream);
-  Memory& sum = sums_[owner];
-  if (sum.bytes() == 0) {
-    STRATA_RETURN_IF_ERROR(Memory::on_device(device_, p.numel * sizeof(float), &sum).during("sum of " + p.name));
+// All of it is found before anything is folded: room for one unit may move another's.
+Status Gradients::make_room(const std::vector<Pending>& given) {
+  if (plan_.local) return Ok();
+  ++fold_launch_;
+  for (const Pending& g : given) {
+    const Param& owner = registry_.params[g.param];
+    STRATA_RETURN_IF_ERROR(open_buffer(owner.home));
+    const bool is_first = contributions_[g.param] == 0 && last_fold_[g.param] != fold_launch_;
+    last_fold_[g.param] = fold_launch_;
+    if (is_first || plan_.wire(segment_of(owner)) == STRATA_F32 || sums_[g.param].bytes() > 0) continue;
+    STRATA_RETURN_IF_ERROR(
+        Memory::on_device(device_, owner.numel * sizeof(float), &sums_[g.param]).during("sum of " + owner.name));
   }
-  auto* fp32 = reinterpret_cast<float*>(sum.at(0));
-  if (before == 1) {
-    STRATA_RETURN_IF_ERROR(device_.cast(fp32, STRATA_F32, place, wire, p.numel, STRATA_ROUND_EVEN, stream));
-  }
-  return device_.accumulate(fp32, data, dtype, p.numel, stream);
+  ++fold_launch_;
+  return Ok();
 }
 
-Status Gradients::fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype,
-                               const strata_stream* stream) {
-  auto* sum = reinterpret_cast<float*>(slots_[p.home].accumulator[p.segment]) + p.offset;
-  if (contributions_[owner]++ == 0) {
-    return device_.cast(sum, STRATA_F32, data, dtype, p.numel, STRATA_ROUND_EVEN, stream);
+// What make_room found room for.
+Status Gradients::fold(const std::vector<Pending>& given, const strata_stream* stream) {
+  if (!plan_.local) STRATA_RETURN_IF_ERROR(buffers_.before(stream));
+  for (const Pending& g : given) STRATA_RETURN_IF_ERROR(fold_one(g, stream));
+  return launch_folds(stream);
+}
+
+// Where gradients of a param are added up from the first one on.
+char* Gradients::sum_of(const Param& owner, strata_dtype* dtype) const {
+  *dtype = plan_.local ? STRATA_F32 : plan_.wire(segment_of(owner));
+  char* begin = plan_.local ? slots_[owner.home].accumulator[owner.segment] : wire_address(owner.home, owner.segment);
+  return begin + owner.offset * dtype_size(*dtype);
+}
+
+Status Gradients::fold_one(const Pending& given, const strata_stream* stream) {
+  const Param& owner = registry_.params[given.param];
+  // Nothing in a launch has an order: the second gradient of a param comes with the next.
+  if (last_fold_[given.param] == fold_launch_) STRATA_RETURN_IF_ERROR(launch_folds(stream));
+  strata_dtype dtype = STRATA_F32;
+  char* place = sum_of(owner, &dtype);
+  const uint32_t before = contributions_[given.param]++;
+  if (before > 0 && dtype != STRATA_F32) {
+    char* sum = sums_[given.param].at(0);
+    if (before == 1) {
+      STRATA_RETURN_IF_ERROR(device_.cast(sum, STRATA_F32, place, dtype, owner.numel, STRATA_ROUND_EVEN, stream));
+    }
+    place = sum;
+    dtype = STRATA_F32;
   }
-  return device_.accumulate(sum, data, dtype, p.numel, stream);
+  folds_.push_back({sizeof(strata_fold_item), STRATA_ABI_MINOR, place, given.data, owner.numel, dtype, given.dtype,
+                    before > 0 ? 1u : 0u, 0});
+  last_fold_[given.param] = fold_launch_;
+  return Ok();
+}
+
+Status Gradients::launch_folds(const strata_stream* stream) {
+  ++fold_launch_;
+  const Status folded = device_.fold(folds_, stream);
+  folds_.clear();
+  return folded;
 }
 
 // Waits for everything that is being written into buffers.
@@ -361,10 +448,14 @@ Status Gradients::end_backward() {
 // Brings the unit's flat buffer into the state that is reduced: pending gradients folded, sums rounded, zeros where
 // nothing came.
 Status Gradients::complete(uint32_t unit) {
+  if (is_lent()) STRATA_RETURN_IF_ERROR(borrow(nullptr));
   Slot& slot = slots_[unit];
   const strata_stream* writer = slot.writer ? &*slot.writer : nullptr;
-  for (const Pending& g : slot.pending) STRATA_RETURN_IF_ERROR(fold(g.param, g.data, g.dtype, writer));
-  if (!slot.pending.empty()) STRATA_RETURN_IF_ERROR(note_written(slot));
+  if (!slot.pending.empty()) {
+    STRATA_RETURN_IF_ERROR(make_room(slot.pending));
+    STRATA_RETURN_IF_ERROR(fold(slot.pending, writer));
+    STRATA_RETURN_IF_ERROR(note_written(slot));
+  }
   slot.pending.clear();
   if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
   if (is_absent(unit)) return Ok();
@@ -406,7 +497,10 @@ Status Gradients::launch() {
   bucket_elements_ = 0;
   for (uint32_t u : units) {
     waiting_elements_ -= layout_.units[u].trainable_elements;
+    const Span span(trace_.host, "complete", u, &trace_.timings.fold);
+    completing_.mark(nullptr);
     const Status status = complete(u).during("reduction of unit \"" + layout_.units[u].name + "\"");
+    completing_.mark("complete", u);
     if (status.ok()) continue;
     queue_.fail(status);  // the other ranks wait for this reduction
     return status;
@@ -416,13 +510,14 @@ Status Gradients::launch() {
   CommOp op;
   op.kind = layout_.stage == 0 ? CommOp::Kind::kAllReduce : CommOp::Kind::kReduceScatter;
   op.tag = (2ull << 32) | units.front();
+  op.unit = units.front();
   op.label = "reduction of unit \"" + layout_.units[units.front()].name + "\"" +
              (units.size() > 1 ? " and " + std::to_string(units.size() - 1) + " more" : "");
   Marker completed;
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, completing_.c(), &completed));
   op.after.push_back(Work::ending_at(completed));
   std::vector<Landing> landings;
-  char* scratch = scratch_.at(0);
+  char* scratch = blocks_.scratch;
   for (uint32_t u : units) {
     // The slice may still feed the update of the last step.
     if (micro_ == 0 || plan_.local) {
@@ -444,7 +539,9 @@ Status Gradients::launch() {
   };
   Work reduced = queue_.submit(std::move(op));
   buffers_.hand_over(units, reduced);
-  return settings_.overlap_comm ? Ok() : reduced.before(nullptr, queue_.patience());
+  if (settings_.overlap_comm) return Ok();
+  const Span wait(trace_.host, "wait for reduction", units.front());
+  return reduced.before(nullptr, queue_.patience());
 }
 
 // Where this micro-batch's reduction of a segment goes, and where the slice's sum is on the device.
@@ -488,18 +585,26 @@ Status Gradients::square(const Landing& landing, const strata_stream* stream) {
                              slots_[landing.unit].norm[landing.segment], stream);
 }
 
+namespace {
 // Eight sums side by side, then together: an order of its own, but always the same one, and not bound by the latency of
 // an addition.
-double Gradients::norm_partial() const {
+double total_of(const double* sums, uint64_t blocks) {
   constexpr uint64_t kLanes = 8;
   double lanes[kLanes] = {};
-  const auto* sums = reinterpret_cast<const double*>(norms_.at(0));
-  const uint64_t blocks = norms_.bytes() / sizeof(double);
   for (uint64_t b = 0; b < blocks; ++b) lanes[b % kLanes] += sums[b];
   for (uint64_t half = kLanes / 2; half > 0; half /= 2) {
     for (uint64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
   }
   return lanes[0];
+}
+}  // namespace
+
+// A copy that is not finite, where what another rank counts is, ends the step all the same.
+double Gradients::norm_partial() const {
+  const auto* sums = reinterpret_cast<const double*>(norms_.at(0));
+  const double counted = total_of(sums, norm_blocks(true));
+  const double copies = total_of(sums + norm_blocks(true), norm_blocks(false));
+  return std::isfinite(copies) ? counted : counted + copies;
 }
 
 Status Gradients::find_nonfinite(std::string* param) const {

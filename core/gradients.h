@@ -27,6 +27,7 @@
 #include "core/comm_queue.h"
 #include "core/gradient_buffers.h"
 #include "core/layout.h"
+#include "core/lender.h"
 #include "core/manifest/settings.h"
 #include "core/tier.h"
 #include "core/weights.h"
@@ -51,17 +52,24 @@ class Gradients {
  public:
   Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
             const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
-            const Weights& weights, Counters& counters);
+            const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender);
 
   uint64_t buffer_bytes() const { return room().buffers + room().zeros; }  // unreduced gradients, device
   uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
   uint64_t accumulator_bytes() const;  // full fp32 accumulators, device
   uint64_t arriving_bytes() const;     // fp32 sums of slices on their way to host memory, device
   uint64_t scratch_bytes() const;      // one reduction's fp32 result, device
-  uint64_t norm_bytes() const;         // sums of squares, host
+  uint64_t norm_bytes() const { return (norm_blocks(true) + norm_blocks(false)) * sizeof(double); }  // host
   Status allocate();
+  // Device memory of all this comes from the host, and only while there are gradients.
+  bool is_lent() const { return static_cast<bool>(lender_); }
+  // Whether owned() has an address now.
+  bool has_reduced() const { return !lends_reduced() || lender_.is_holding(); }
+  // `stream` waits for the last update of `unit`.
+  void note_fetch(uint32_t unit, const strata_stream* stream);
 
-  Status add(uint32_t param, const strata_tensor& grad, const strata_stream* stream);
+  // grads[i] is params[i]'s. All of them, or none.
+  Status add(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream);
   Status unit_done(uint32_t unit);
   Status end_backward();
   int micro_batches_done() const { return micro_; }
@@ -70,7 +78,11 @@ class Gradients {
   std::vector<uint8_t> take_used();
   std::vector<uint32_t> take_order();
   void set_order(std::vector<uint32_t> order) { order_ = std::move(order); }
-  void begin_step() { micro_ = 0; }
+  // The update of `units` is under way.
+  void begin_step(const std::vector<uint32_t>& units) {
+    micro_ = 0;
+    lender_.until_fetched(units);
+  }
 
   // This rank's reduced gradients of a segment, valid between the last reduction and the next step's first.
   const char* owned(uint32_t unit, uint32_t segment) const { return slots_[unit].owned[segment]; }
@@ -111,6 +123,15 @@ class Gradients {
   };
   // Reduced slices leave the device for the host's memory as each reduction ends.
   bool leave_device() const { return device_.is_asynchronous() && tier_.kind() != kDeviceTier; }
+  bool lends_reduced() const { return lender_ && tier_.kind() == kDeviceTier; }
+  // Where each kind of memory begins.
+  struct Blocks {
+    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr, *reduced = nullptr;
+  };
+  Status allocate_blocks(Blocks* blocks);
+  Status allocate_reduced(char** reduced);
+  void place(const Blocks& blocks);
+  Status borrow(const strata_stream* stream);
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
   char* wire_address(uint32_t unit, uint32_t segment) const;
   using Room = GradientBuffers::Room;
@@ -118,10 +139,13 @@ class Gradients {
   // Nobody on this rank gave the unit a gradient, and it is reduced from zeros that lie ready.
   bool is_absent(uint32_t unit) const { return !plan_.local && buffers_.zeros() && !buffers_.is_open(unit); }
   Status check(uint32_t param, const strata_tensor& grad) const;
+  Slot& slot_of(const Pending& given) { return slots_[registry_.params[given.param].home]; }
   Status take_turn(Slot& slot, const strata_stream* stream);
-  Status fold(uint32_t owner, const void* data, strata_dtype dtype, const strata_stream* stream);
-  Status fold_locally(const Param& p, uint32_t owner, const void* data, strata_dtype dtype,
-                      const strata_stream* stream);
+  Status make_room(const std::vector<Pending>& given);
+  Status fold(const std::vector<Pending>& given, const strata_stream* stream);
+  Status fold_one(const Pending& given, const strata_stream* stream);
+  Status launch_folds(const strata_stream* stream);
+  char* sum_of(const Param& owner, strata_dtype* dtype) const;
   Status settle_writers();
   Status open_buffer(uint32_t unit);
   Status bound_waiting();
@@ -134,8 +158,10 @@ class Gradients {
   Status complete_segment(uint32_t unit, uint32_t segment);
   Landing land(uint32_t unit, uint32_t segment, char** scratch) const;
   const Segment& segment_of(const Landing& l) const { return layout_.units[l.unit].segments[l.segment]; }
+  const Segment& segment_of(const Param& owner) const { return layout_.units[owner.home].segments[owner.segment]; }
   Status arrive(const Landing& landing, int micro, const strata_stream* stream);
   Status square(const Landing& landing, const strata_stream* stream);
+  uint64_t norm_blocks(bool counted) const;  // of counted segments, or of copies
   Status find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const;
 
   const Registry& registry_;
@@ -148,18 +174,24 @@ class Gradients {
   const Tier& tier_;
   const Weights& weights_;
   Counters& counters_;
+  Trace& trace_;
 
   std::vector<Slot> slots_;  // by layout unit
   GradientBuffers buffers_;
+  Lender lender_;
   Stream completing_;  // brings buffers into the state that is reduced
+  Blocks blocks_;
   Memory accumulators_, scratch_, norms_, arriving_;
   Region owned_region_;
   Memory owned_memory_;
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
   std::vector<uint32_t> contributions_;  // of this micro-batch (local: of this step), by owner
-  std::vector<uint8_t> unit_closed_;     // registered units this rank is done with, this micro-batch
-  std::vector<uint8_t> used_;            // registered units with a gradient this step
-  std::vector<uint32_t> order_;          // canonical
+  std::vector<strata_fold_item> folds_;  // to be launched together
+  std::vector<uint64_t> last_fold_;      // by owner: the launch it was in last
+  uint64_t fold_launch_ = 1;
+  std::vector<uint8_t> unit_closed_;  // registered units this rank is done with, this micro-batch
+  std::vector<uint8_t> used_;         // registered units with a gradient this step
+  std::vector<uint32_t> order_;       // canonical
   std::vector<uint32_t> ready_order_, recorded_;
   std::vector<uint8_t> launched_;  // this micro-batch
   size_t next_ = 0;                // position in order_

@@ -40,17 +40,30 @@ void place(Registry& registry, Segment& s, uint32_t home, uint32_t index, uint64
   if (s.elements > covered) s.gaps.push_back({covered, s.elements});
 }
 
-void finish_unit(Registry& registry, Unit& unit, uint32_t home, std::vector<uint32_t> params, uint64_t world) {
-  std::map<std::pair<strata_dtype, bool>, Segment> by_kind;  // ordered: the same on every rank
+// Which ranks hold the same values. The norm counts them once, and its blocks never mix them.
+enum Copies { kSplit, kReplicated, kShared };
+const char* const kCopiesNames[] = {"", ".replicated", ".shared"};
+
+Copies copies_of(const Param& p, const Places& places) {
+  if (p.frozen) return kSplit;  // no gradient, and no norm
+  if (p.shared) return kShared;
+  return places.tensor.size > 1 && !p.tensor_model_parallel ? kReplicated : kSplit;
+}
+
+void finish_unit(Registry& registry, Unit& unit, uint32_t home, std::vector<uint32_t> params, const Places& places) {
+  const auto world = static_cast<uint64_t>(places.data.size);
+  std::map<std::tuple<strata_dtype, bool, Copies>, Segment> by_kind;  // ordered: the same on every rank
   for (uint32_t id : params) {
     const Param& p = registry.params[id];
-    Segment& s = by_kind[{p.dtype, p.frozen}];
+    const Copies copies = copies_of(p, places);
+    Segment& s = by_kind[{p.dtype, p.frozen, copies}];
     s.dtype = p.dtype;
     s.trainable = !p.frozen;
+    s.counted = copies == kSplit || (copies == kReplicated && places.tensor.rank == 0);
     s.params.push_back(id);
   }
   for (auto& [kind, s] : by_kind) {
-    s.name = unit.name + "/" + dtype_name(s.dtype) + (s.trainable ? "" : ".frozen");
+    s.name = unit.name + "/" + dtype_name(s.dtype) + (s.trainable ? "" : ".frozen") + kCopiesNames[std::get<2>(kind)];
     place(registry, s, home, static_cast<uint32_t>(unit.segments.size()), world);
     unit.elements += s.elements;
     if (s.trainable) unit.trainable_elements += s.elements;
@@ -85,11 +98,12 @@ std::string param_at(const Registry& registry, const Segment& segment, uint64_t 
   return "";
 }
 
-Layout make_layout(Registry& registry, int stage, int rank, int world, uint64_t persistence_threshold) {
+Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold) {
   Layout layout;
   layout.stage = stage;
-  layout.rank = rank;
-  layout.world = world;
+  layout.places = places;
+  layout.rank = places.data.rank;
+  layout.world = places.data.size;
   std::vector<uint32_t> resident;
   for (uint32_t u = 0; u < registry.units.size(); ++u) {
     std::vector<uint32_t> own;
@@ -101,15 +115,14 @@ Layout make_layout(Registry& registry, int stage, int rank, int world, uint64_t 
     }
     Unit unit;
     unit.name = registry.units[u].name;
-    finish_unit(registry, unit, u, std::move(own), static_cast<uint64_t>(world));
+    finish_unit(registry, unit, u, std::move(own), places);
     layout.units.push_back(std::move(unit));
   }
   if (!resident.empty()) {
     layout.resident = static_cast<int>(layout.units.size());
     Unit unit;
     unit.name = "resident params";
-    finish_unit(registry, unit, static_cast<uint32_t>(layout.resident), std::move(resident),
-                static_cast<uint64_t>(world));
+    finish_unit(registry, unit, static_cast<uint32_t>(layout.resident), std::move(resident), places);
     layout.units.push_back(std::move(unit));
   }
   link_units(registry, layout);

@@ -1,8 +1,9 @@
 // layout.h - shard arithmetic: which element of which flat buffer a param is, and who owns it. No memory here.
 //
-// A unit's params lie in segments, one per (dtype, trainable or frozen). Inside a segment they are sorted by optimizer
-// group and each starts at a multiple of 256 bytes. A segment is cut into `world` equal shards, each a multiple of
-// 2,048 elements and of 4,096 bytes; what no param covers is zeros that no norm, file or count sees.
+// A unit's params lie in segments, one per (dtype, trainable or frozen, and under model parallelism which ranks count
+// it in the norm). Inside a segment they are sorted by optimizer group and each starts at a multiple of 256 bytes. A
+// segment is cut into `world` equal shards, each a multiple of 2,048 elements and of 4,096 bytes; what no param covers
+// is zeros that no norm, file or count sees.
 //
 // At stage 3 the params of at most `param_persistence_threshold` elements of all units form one more unit, the
 // resident one: its weights stay whole on every rank and are gathered once per step in one call. Its params keep the
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace strata {
@@ -37,9 +39,10 @@ struct Run {
 };
 
 struct Segment {
-  std::string name;  // "layer3/bf16", "layer3/bf16.frozen"
+  std::string name;  // "layer3/bf16", "layer3/bf16.frozen", "layer3/bf16.replicated"
   strata_dtype dtype = 0;
   bool trainable = false;
+  bool counted = true;           // in the norm, by this rank; else it is a copy that another part of the model counts
   std::vector<uint32_t> params;  // owners, in order of their offsets
   std::vector<Run> runs;         // trainable only
   std::vector<Range> gaps;       // what no param covers
@@ -64,7 +67,8 @@ struct Unit {
 
 struct Layout {
   int stage = 0;
-  int rank = 0;
+  Places places;
+  int rank = 0;  // of the data-parallel group, which shards
   int world = 1;
   std::vector<Unit> units;  // the registered ones, in order; then the resident one if there is one
   int resident = -1;        // its index
@@ -79,6 +83,6 @@ struct Layout {
 std::string param_at(const Registry& registry, const Segment& segment, uint64_t element);
 
 // Fills in home, segment and offset of the registry's params, too.
-Layout make_layout(Registry& registry, int stage, int rank, int world, uint64_t persistence_threshold);
+Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold);
 
 }  // namespace strata

@@ -7,8 +7,6 @@
 namespace strata {
 
 namespace {
-const char* const kTierNames[] = {"device", "cpu", "nvme"};
-
 uint64_t mem_total() {
   std::ifstream in("/proc/meminfo");
   std::string key;
@@ -21,7 +19,12 @@ uint64_t mem_total() {
 }
 }  // namespace
 
-std::string bytes_text(uint64_t bytes) {
+const char* tier_name(TierKind tier) {
+  static const char* const names[] = {"device", "cpu", "nvme"};
+  return names[tier];
+}
+
+std::string size_text(uint64_t bytes) {
   static const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);
   int unit = 0;
@@ -30,9 +33,11 @@ std::string bytes_text(uint64_t bytes) {
     ++unit;
   }
   char text[64];
-  std::snprintf(text, sizeof(text), "%.2f %s (%llu bytes)", value, units[unit], static_cast<unsigned long long>(bytes));
+  std::snprintf(text, sizeof(text), "%.2f %s", value, units[unit]);
   return text;
 }
+
+std::string bytes_text(uint64_t bytes) { return size_text(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
 uint64_t Plan::in(TierKind tier) const {
   uint64_t sum = 0;
@@ -40,13 +45,19 @@ uint64_t Plan::in(TierKind tier) const {
   return sum;
 }
 
+uint64_t Plan::pinned() const {
+  uint64_t sum = 0;
+  for (const PlanItem& item : items) sum += item.pinned ? item.bytes : 0;
+  return sum;
+}
+
 std::vector<std::string> Plan::lines() const {
   std::vector<std::string> lines;
   for (const PlanItem& item : items) {
-    lines.push_back(std::string(kTierNames[item.tier]) + ": " + item.what + " " + bytes_text(item.bytes));
+    lines.push_back(std::string(tier_name(item.tier)) + ": " + item.what + " " + bytes_text(item.bytes));
   }
   for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
-    if (in(tier) > 0) lines.push_back(std::string(kTierNames[tier]) + ": in all " + bytes_text(in(tier)));
+    if (in(tier) > 0) lines.push_back(std::string(tier_name(tier)) + ": in all " + bytes_text(in(tier)));
   }
   return lines;
 }

@@ -16,14 +16,16 @@ struct PlanItem {
   std::string what;
   TierKind tier;
   uint64_t bytes;
+  bool pinned;  // page-locked host memory
 };
 
 struct Plan {
   std::vector<PlanItem> items;
-  void add(std::string what, TierKind tier, uint64_t bytes) {
-    if (bytes > 0) items.push_back({std::move(what), tier, bytes});
+  void add(std::string what, TierKind tier, uint64_t bytes, bool pinned = false) {
+    if (bytes > 0) items.push_back({std::move(what), tier, bytes, pinned});
   }
   uint64_t in(TierKind tier) const;
+  uint64_t pinned() const;
   // One line per item and one per tier, for the log.
   std::vector<std::string> lines() const;
   // Host RAM of the ranks of this machine against its limit. `device_in_ram`: the device tier is RAM, too.
@@ -33,6 +35,8 @@ struct Plan {
 // host_memory_limit, else the cgroup's limit, else MemTotal; `origin` says which.
 uint64_t host_limit(int64_t configured, std::string* origin);
 
+const char* tier_name(TierKind tier);    // "device", "cpu", "nvme"
+std::string size_text(uint64_t bytes);   // "1.25 GiB"
 std::string bytes_text(uint64_t bytes);  // "1.25 GiB (1342177280 bytes)"
 
 }  // namespace strata

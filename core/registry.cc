@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/hash.h"
+
 namespace strata {
 
 uint64_t dtype_size(strata_dtype dtype) {
@@ -38,12 +40,6 @@ bool is_utf8(std::string_view text) {
     if (!boost::locale::utf::is_valid_codepoint(Traits::decode(at, text.end()))) return false;
   }
   return true;
-}
-
-uint64_t fnv1a(const void* data, size_t bytes, uint64_t seed) {
-  const auto* p = static_cast<const unsigned char*>(data);
-  for (size_t i = 0; i < bytes; ++i) seed = (seed ^ p[i]) * 1099511628211ull;
-  return seed;
 }
 
 Registry::Registry(const OptimizerSettings& defaults) {
@@ -94,7 +90,8 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
   if (args.ndim < 0 || (args.ndim > 0 && !args.shape)) {
     return {STRATA_INVALID_ARGUMENT, who + ": shape has " + std::to_string(args.ndim) + " dimensions"};
   }
-  if (args.flags & ~static_cast<uint32_t>(STRATA_PARAM_FROZEN)) {
+  constexpr uint32_t kFlags = STRATA_PARAM_FROZEN | STRATA_PARAM_TENSOR_MODEL_PARALLEL | STRATA_PARAM_SHARED;
+  if (args.flags & ~kFlags) {
     return {STRATA_INVALID_ARGUMENT, who + ": unknown flags " + std::to_string(args.flags)};
   }
   p.numel = 1;
@@ -111,6 +108,8 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
   p.dtype = args.dtype;
   p.group = args.group;
   p.frozen = (args.flags & STRATA_PARAM_FROZEN) != 0;
+  p.tensor_model_parallel = (args.flags & STRATA_PARAM_TENSOR_MODEL_PARALLEL) != 0;
+  p.shared = (args.flags & STRATA_PARAM_SHARED) != 0;
   p.unit = unit;
   p.owner = static_cast<uint32_t>(params.size());
   if (args.tied > 1) {
@@ -126,8 +125,10 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
       return {STRATA_INVALID_ARGUMENT,
               who + ": shape and dtype must equal those of \"" + owner.name + "\", to which it is tied"};
     }
-    if ((p.frozen && !owner.frozen) || (p.group != 0 && p.group != owner.group)) {
-      return {STRATA_INVALID_ARGUMENT, who + ": group and FROZEN are those of \"" + owner.name +
+    const bool flagged = (p.frozen && !owner.frozen) || (p.shared && !owner.shared) ||
+                         (p.tensor_model_parallel && !owner.tensor_model_parallel);
+    if (flagged || (p.group != 0 && p.group != owner.group)) {
+      return {STRATA_INVALID_ARGUMENT, who + ": group and flags are those of \"" + owner.name +
                                            "\", to which it is tied; leave them out here or give the same"};
     }
     p.owner = params[args.tied_to].owner;
@@ -154,7 +155,8 @@ uint64_t Registry::fingerprint() const {
   for (const auto& p : params) {
     add(p.name.c_str(), p.name.size() + 1);
     add(p.shape.data(), p.shape.size() * sizeof(int64_t));
-    const uint32_t rest[] = {static_cast<uint32_t>(p.dtype), p.group, p.frozen, p.unit, p.owner};
+    const uint32_t rest[] = {static_cast<uint32_t>(p.dtype), p.group, p.frozen, p.unit, p.owner,
+                             p.tensor_model_parallel,        p.shared};
     add(rest, sizeof(rest));
   }
   return h;

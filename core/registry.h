@@ -32,8 +32,9 @@ struct Param {
   strata_dtype dtype = 0;
   uint32_t group = 0;
   bool frozen = false;
-  uint32_t unit = 0;   // where the host registered it
-  uint32_t owner = 0;  // itself, or the param it is tied to
+  bool tensor_model_parallel = false, shared = false;  // see the flags of strata.h
+  uint32_t unit = 0;                                   // where the host registered it
+  uint32_t owner = 0;                                  // itself, or the param it is tied to
 
   // Set by the layout, for owners only: where the storage lies.
   uint32_t home = 0;     // unit of the layout: `unit`, or the resident one
@@ -66,8 +67,5 @@ class Registry {
  private:
   std::unordered_map<std::string, uint32_t> unit_names_, param_names_;
 };
-
-// FNV-1a over bytes: for agreements between ranks, not for integrity of data.
-uint64_t fnv1a(const void* data, size_t bytes, uint64_t seed = 1469598103934665603ull);
 
 }  // namespace strata

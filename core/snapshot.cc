@@ -6,7 +6,11 @@
 #include <random>
 #include <unordered_map>
 
+#include "core/hash.h"
+
 namespace strata {
+
+using Among = Agreement::Among;
 
 namespace {
 
@@ -153,21 +157,40 @@ Status Snapshot::save(const std::string& root, const std::string& tag, const Run
   const std::string what = "save of \"" + root + "/" + tag + "\"";
   uint64_t save_id = 0;
   STRATA_RETURN_IF_ERROR(begin_save(what, &save_id));
+  const ModelParts parts(layout_.places, root, tag);
+  STRATA_RETURN_IF_ERROR(make_room(parts, what));
   Description description(*this, false, save_id);
   description.add_run(run);
-  const strata_ckpt_save_args* args = description.finish(root.c_str(), tag.c_str());
+  const std::string part_root = parts.save_root();
+  const strata_ckpt_save_args* args = description.finish(part_root.c_str(), tag.c_str());
   strata_ckpt_save* save = nullptr;
   const auto* api = checkpoint_.api();
-  STRATA_RETURN_IF_ERROR(end_phase(take_failure(api->write(checkpoint_.self(), args, &save)), what, save));
-  if (weights) STRATA_RETURN_IF_ERROR(write_weights(args, what, &save));
-  return publish(what, save);
+  Status done = end_phase(take_failure(api->write(checkpoint_.self(), args, &save)), what, save);
+  if (done.ok() && weights) done = write_weights(args, what, &save);
+  if (done.ok()) done = publish(what, save);
+  return publish_parts(parts, done, what);
+}
+
+Status Snapshot::make_room(const ModelParts& parts, const std::string& what) {
+  if (layout_.places.parts() == 1) return Ok();
+  const Status mine = layout_.places.world.rank == 0 ? parts.make_room() : Ok();
+  return agreement_.all_ok(Among::kEveryone, mine.during(what), what);
+}
+
+Status Snapshot::publish_parts(const ModelParts& parts, const Status& committed, const std::string& what) {
+  if (layout_.places.parts() == 1) return committed;
+  const bool mine = layout_.places.world.rank == 0;
+  if (!committed.ok() && mine) parts.abandon();
+  if (!committed.ok()) return committed;
+  return agreement_.all_ok(Among::kEveryone, (mine ? parts.publish() : Ok()).during(what), what);
 }
 
 Status Snapshot::export_weights(const std::string& path) {
   const std::string what = "export of \"" + path + "\"";
   const size_t slash = path.rfind('/');
   const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const std::string file = slash == std::string::npos ? path : path.substr(slash + 1);
+  const std::string file =
+      ModelParts::file_of_part(layout_.places, slash == std::string::npos ? path : path.substr(slash + 1));
   uint64_t save_id = 0;
   STRATA_RETURN_IF_ERROR(begin_save(what, &save_id));
   Description description(*this, true, save_id);
@@ -177,7 +200,8 @@ Status Snapshot::export_weights(const std::string& path) {
 }
 
 Status Snapshot::begin_save(const std::string& what, uint64_t* save_id) {
-  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere({{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
+  STRATA_RETURN_IF_ERROR(
+      agreement_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
   *save_id = new_save_id();
   return agreement_.take_from_rank0(what, save_id);
 }
@@ -192,36 +216,42 @@ Status Snapshot::write_weights(const strata_ckpt_save_args* args, const std::str
 
 // Where a phase failed on any rank, what was written goes away on all.
 Status Snapshot::end_phase(const Status& mine, const std::string& what, strata_ckpt_save* save) {
-  Status all = agreement_.all_ok(mine.during(what), what);
+  Status all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
   if (!all.ok() && save) checkpoint_.api()->abandon(checkpoint_.self(), save);
   return all;
 }
 
 // Rank 0 publishes; the others learn whether it did.
 Status Snapshot::publish(const std::string& what, strata_ckpt_save* save) {
-  return agreement_.all_ok(take_failure(checkpoint_.api()->commit(checkpoint_.self(), save)).during(what), what);
+  return agreement_.all_ok(Among::kEveryone,
+                           take_failure(checkpoint_.api()->commit(checkpoint_.self(), save)).during(what), what);
 }
 
 // ---- loading -----------------------------------------------------------------------------------------------------
 
 Status Snapshot::load(const std::string& root, const char* tag, RunState* run, bool* changed) {
   const std::string what = "load of \"" + root + "/" + (tag ? tag : "(latest)") + "\"";
-  STRATA_RETURN_IF_ERROR(agreement_.same_everywhere({{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
+  STRATA_RETURN_IF_ERROR(
+      agreement_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
   const auto* api = checkpoint_.api();
   strata_ckpt_load* load = nullptr;
   strata_ckpt_info info{};
   info.struct_size = sizeof(info);
   RunState found;
   std::vector<uint64_t> places;
-  Status mine = take_failure(api->load_open(checkpoint_.self(), root.c_str(), tag, &load));
+  std::string part_root, part_tag;
+  Status mine = ModelParts::find(layout_.places, root, tag, &part_root, &part_tag);
+  const char* name = layout_.places.parts() == 1 ? tag : part_tag.c_str();
+  if (mine.ok()) mine = take_failure(api->load_open(checkpoint_.self(), part_root.c_str(), name, &load));
   if (mine.ok()) mine = take_failure(api->load_info(load, &info));
   if (mine.ok()) mine = load_run(info, &found);
   if (mine.ok()) mine = match_params(info, &places);
-  Status all = agreement_.all_ok(mine.during(what), what);
-  if (all.ok()) all = agreement_.same_everywhere({{what + " (tag)", fnv1a(info.tag, std::strlen(info.tag))}}, what);
+  Status all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
+  const auto tag_hash = [&info] { return fnv1a(info.tag, std::strlen(info.tag)); };
+  if (all.ok()) all = agreement_.same(Among::kEveryone, {{what + " (tag)", tag_hash()}}, what);
   if (all.ok()) {
     *changed = true;  // nothing was up to here
-    all = agreement_.all_ok(load_tensors(load, places).during(what), what);
+    all = agreement_.all_ok(Among::kEveryone, load_tensors(load, places).during(what), what);
   }
   if (load) api->load_close(load);
   if (all.ok()) *run = std::move(found);

@@ -1,7 +1,8 @@
 // snapshot.h - checkpoints: what the engine hands to the checkpoint plugin, and what it takes back.
 //
-// Saving: every rank writes its slices, all agree that all did, rank 0 publishes. Loading: every rank reads the element
-// ranges it owns, whatever the saving run's world size and stage were. Between steps, with no update under way.
+// Saving: every rank writes its slices, all agree that all did, rank 0 of each data-parallel group publishes its part
+// of the model, and rank 0 of the world all parts (model_parts.h). Loading: every rank reads the element ranges it
+// owns, whatever the saving run's world size and stage were. Between steps, with no update under way.
 #pragma once
 
 #include <map>
@@ -10,6 +11,7 @@
 
 #include "core/agreement.h"
 #include "core/backends.h"
+#include "core/model_parts.h"
 #include "core/tensors.h"
 
 namespace strata {
@@ -38,6 +40,8 @@ class Snapshot {
   Status write_weights(const strata_ckpt_save_args* args, const std::string& what, strata_ckpt_save** save);
   Status end_phase(const Status& mine, const std::string& what, strata_ckpt_save* save);
   Status publish(const std::string& what, strata_ckpt_save* save);
+  Status make_room(const ModelParts& parts, const std::string& what);
+  Status publish_parts(const ModelParts& parts, const Status& committed, const std::string& what);
   Status match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const;
   Status load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places);
   Status load_param(strata_ckpt_load* load, uint64_t index, const Param& p);

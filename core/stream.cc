@@ -6,10 +6,11 @@ Stream::~Stream() {
   if (device_) device_->api()->stream_destroy(device_->self(), &stream_);
 }
 
-Status Stream::create(const Device& device, int32_t priority) {
+Status Stream::create(const Device& device, int32_t priority, StreamTrace* trace) {
   if (!device.is_asynchronous()) return Ok();
   STRATA_RETURN_IF_ERROR(take_failure(device.api()->stream_create(device.self(), priority, &stream_)));
   device_ = &device;
+  trace_ = trace;
   return Ok();
 }
 

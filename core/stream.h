@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "core/backends.h"
+#include "core/trace.h"
 
 namespace strata {
 
@@ -17,17 +18,22 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   ~Stream();
-  // A lower priority number is more urgent; 0 is the usual.
-  Status create(const Device& device, int32_t priority);
+  // A lower priority number is more urgent; 0 is the usual. `trace`: its row, or NULL.
+  Status create(const Device& device, int32_t priority, StreamTrace* trace = nullptr);
   // NULL on a device of the CPU domain.
   const strata_stream* c() const { return device_ ? &stream_ : nullptr; }
   // Blocks until its work is done.
   Status wait() const;
   // The same for a while; then DEADLINE_EXCEEDED.
   Status wait_for(std::chrono::nanoseconds timeout) const;
+  // See StreamTrace::mark.
+  void mark(const char* name, uint32_t unit = kNoUnit, uint64_t bytes = 0, const std::string& label = "") const {
+    if (trace_) trace_->mark(stream_, name, unit, bytes, label);
+  }
 
  private:
   const Device* device_ = nullptr;
+  StreamTrace* trace_ = nullptr;
   strata_stream stream_{};
 };
 

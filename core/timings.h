@@ -1,10 +1,10 @@
 // timings.h - where the time of a step goes, for wall_clock_breakdown: nanoseconds per part, added by whichever thread
-// does the part. Parts run beside each other, so they do not add up to the step.
+// does the part (Span in trace.h). Parts run beside each other, so they do not add up to the step.
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 namespace strata {
@@ -34,22 +34,6 @@ struct Timings {
     part("update", update);
     return line;
   }
-};
-
-// Adds the time of its scope to a part.
-class Timed {
- public:
-  explicit Timed(std::atomic<uint64_t>& part) : part_(part), start_(std::chrono::steady_clock::now()) {}
-  ~Timed() {
-    const auto spent = std::chrono::steady_clock::now() - start_;
-    part_.fetch_add(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count()),
-                    std::memory_order_relaxed);
-  }
-  Timed(const Timed&) = delete;
-
- private:
-  std::atomic<uint64_t>& part_;
-  const std::chrono::steady_clock::time_point start_;
 };
 
 }  // namespace strata

@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "core/fpu.h"
+#include "core/plugins/cores.h"
 
 namespace strata {
 
 Updater::Updater(const Registry& registry, const Layout& layout, uint64_t sub_group_size, const Device& device,
                  const Optimizer& optimizer, const Gradients& gradients, const Weights& weights, States& states,
-                 std::chrono::nanoseconds deadline, Counters& counters, FailFn on_failure, LogFn log)
+                 std::chrono::nanoseconds deadline, Counters& counters, Trace& trace, const std::vector<int>& cpus,
+                 FailFn on_failure, LogFn log)
     : unit_steps(registry.units.size()),
       layout_(layout),
       sub_group_(std::max(kShardElements, sub_group_size / kShardElements * kShardElements)),
@@ -21,9 +23,13 @@ Updater::Updater(const Registry& registry, const Layout& layout, uint64_t sub_gr
       states_(states),
       deadline_(deadline),
       counters_(counters),
+      trace_(trace),
       on_failure_(std::move(on_failure)),
       log_(std::move(log)),
-      thread_([this] { work(); }) {}
+      thread_([this, cpus] {
+        bind_this_thread(cpus);
+        work();
+      }) {}
 
 Updater::~Updater() {
   {
@@ -48,7 +54,7 @@ uint64_t Updater::buffer_bytes() const {
 }
 
 Status Updater::allocate() {
-  STRATA_RETURN_IF_ERROR(stream_.create(device_, 0));
+  STRATA_RETURN_IF_ERROR(stream_.create(device_, 0, trace_.add_stream("updates", trace_.update)));
   STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, 2 * sizeof(Factors), &factors_).during("update factors"));
   const uint64_t each = buffer_bytes() / kBuffers;
   for (Memory& buffer : buffers_) {
@@ -67,6 +73,7 @@ void Updater::submit(UpdateJob job) {
 
 Status Updater::join() {
   std::unique_lock lock(mutex_);
+  const Span wait(trace_.host, "wait for update", kNoUnit, nullptr, running_ || !jobs_.empty());
   idle_.wait(lock, [this] { return jobs_.empty() && !running_; });
   return failure_.ok() ? stream_.wait().during("update") : failure_;
 }
@@ -83,6 +90,7 @@ void Updater::work() {
     running_ = true;
     Status status = failure_;
     lock.unlock();
+    trace_.update.set_step(job.traced);
     if (status.ok()) {
       status = run(job).during("update of step " + std::to_string(job.step));
       if (!status.ok()) on_failure_(status);
@@ -90,6 +98,8 @@ void Updater::work() {
     for (Work& updated : job.updated) {
       if (!status.ok() && !updated.is_set()) updated.failed(status);
     }
+    trace_.update.set_step(0);
+    if (job.ends_trace) trace_.leave();
     lock.lock();
     if (failure_.ok()) failure_ = status;
     running_ = false;
@@ -98,7 +108,11 @@ void Updater::work() {
 }
 
 Status Updater::run(UpdateJob& job) {
-  STRATA_RETURN_IF_ERROR(job.outcome->known.wait_enqueued(std::chrono::nanoseconds(-1)));
+  {
+    const Span wait(trace_.update, "wait for agreement", kNoUnit, nullptr, !job.outcome->known.is_set());
+    STRATA_RETURN_IF_ERROR(job.outcome->known.wait_enqueued(std::chrono::nanoseconds(-1)));
+  }
+  if (job.on_known) job.on_known(*job.outcome);
   STRATA_RETURN_IF_ERROR(job.outcome->apply ? apply(job) : skip(job));
   // Units that were left as they are, those of a skipped step included, are as new as everything enqueued so far.
   Marker end;
@@ -110,7 +124,7 @@ Status Updater::run(UpdateJob& job) {
 }
 
 Status Updater::apply(UpdateJob& job) {
-  const Timed timed(counters_.timings.update);
+  const Span span(trace_.update, "updates", kNoUnit, &trace_.timings.update);
   scalar_sets_.clear();
   scalars_.clear();
   reinterpret_cast<Factors*>(factors_.at(0))[job.step % 2] = {job.outcome->grad_scale, job.outcome->apply};
@@ -123,14 +137,14 @@ Status Updater::apply(UpdateJob& job) {
 
 // The gradient is not finite, or there is none: nothing changes, and the ranks that hold the cause say what it is.
 Status Updater::skip(UpdateJob& job) {
-  if (!job.outcome->any_used && layout_.rank == 0) {
+  if (!job.outcome->any_used_anywhere && layout_.places.world.rank == 0) {
     log_(STRATA_LOG_WARN, "step " + std::to_string(job.step) + " changes nothing: no rank handed over a gradient");
   }
   if (!job.outcome->own_part_finite) {
     std::string param = "?";
     STRATA_RETURN_IF_ERROR(gradients_.find_nonfinite(&param));
     log_(STRATA_LOG_WARN, "step " + std::to_string(job.step) + " is skipped: the reduced gradient of param \"" + param +
-                              "\" is not finite on rank " + std::to_string(layout_.rank) +
+                              "\" is not finite on rank " + std::to_string(layout_.places.world.rank) +
                               "; weights and moments are unchanged");
   }
   return Ok();
@@ -170,14 +184,20 @@ bool Updater::writes_from_host(uint32_t unit) const { return states_.on_host() &
 Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
   std::vector<Work> reads[kBuffers], writes[kBuffers];
   auto wait = [this](std::vector<Work>& all) {
+    const Span span(trace_.update, "wait for transfers", kNoUnit, nullptr, !all.empty());
     for (const Work& work : all) STRATA_RETURN_IF_ERROR(work.before(nullptr, deadline_));
     all.clear();
     return Ok();
   };
   auto begin_read = [&](size_t i) {
     const size_t b = i % kBuffers;
+    const uint32_t unit = parts[i].piece.unit;
+    const Span span(trace_.update, "read", unit, nullptr, !states_.in_place(unit));
     STRATA_RETURN_IF_ERROR(wait(writes[b]));
-    return states_.load(parts[i].piece, buffers_[b].at(0), false, stream_.c(), &reads[b]);
+    stream_.mark(nullptr);
+    STRATA_RETURN_IF_ERROR(states_.load(parts[i].piece, buffers_[b].at(0), false, stream_.c(), &reads[b]));
+    if (!reads[b].empty()) stream_.mark("from tier", unit);
+    return Ok();
   };
   auto drain = [&](Status status) {
     // Buffers must not be reused or freed while a transfer is under way.
@@ -194,12 +214,14 @@ Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
     const size_t b = i % kBuffers;
     const Part& part = parts[i];
     Status status = i + 1 < parts.size() ? begin_read(i + 1) : Ok();
+    stream_.mark(nullptr);
     for (const Work& reader : std::exchange(job.after[part.position], {})) {
+      const Span span(trace_.update, "wait for readers", part.piece.unit, nullptr, !reader.is_set());
       if (status.ok()) status = reader.before(writes_from_host(part.piece.unit) ? nullptr : stream_.c(), deadline_);
     }
     if (status.ok()) status = wait(reads[b]);
     if (status.ok()) status = update(job, part.piece, buffers_[b].at(0));
-    if (status.ok()) status = states_.store(part.piece, buffers_[b].at(0), stream_.c(), &writes[b]);
+    if (status.ok()) status = store(part.piece, buffers_[b].at(0), &writes[b]);
     // Weights in a tier that is not addressable are new when they are written.
     if (status.ok() && part.last && !weights_.addressable(part.piece.unit)) {
       for (auto& transfers : writes) {
@@ -217,6 +239,14 @@ Status Updater::pipeline(UpdateJob& job, const std::vector<Part>& parts) {
   return drain(Ok());
 }
 
+Status Updater::store(const States::Piece& piece, char* buffer, std::vector<Work>* done) {
+  const Span span(trace_.update, "write back", piece.unit, nullptr, !states_.in_place(piece.unit));
+  stream_.mark(nullptr);
+  STRATA_RETURN_IF_ERROR(states_.store(piece, buffer, stream_.c(), done));
+  if (!done->empty()) stream_.mark("to tier", piece.unit);
+  return Ok();
+}
+
 Status Updater::update(const UpdateJob& job, const States::Piece& piece, char* buffer) {
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   const Range owned = layout_.owned(s);
@@ -231,6 +261,10 @@ Status Updater::update(const UpdateJob& job, const States::Piece& piece, char* b
     spans.push_back({part.begin - here.begin, part.size(), set, 0});
     elements += part.size();
   }
+  const uint64_t bytes = states_.buffer_bytes(s, piece.count);
+  Span span(trace_.update, "update", piece.unit);
+  span.note(bytes, s.name);
+  if (!states_.on_host()) stream_.mark("wait for readers", piece.unit);
   std::vector<void*> arrays;
   strata_optim_args args{};
   args.struct_size = sizeof(args);
@@ -250,6 +284,7 @@ Status Updater::update(const UpdateJob& job, const States::Piece& piece, char* b
   args.apply = &factors.apply;
   args.stream = states_.on_host() ? nullptr : stream_.c();
   STRATA_RETURN_IF_ERROR(optimizer_.step(args));
+  if (!states_.on_host()) stream_.mark("update", piece.unit, bytes, s.name);
   add(counters_.updated_elements, elements);
   if (states_.tier().kind() != kDeviceTier && weights_.tier().kind() == kDeviceTier) {
     add(counters_.tier_read[kCpuTier], piece.count * dtype_size(s.dtype));  // new weights leave the CPU tier

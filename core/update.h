@@ -20,6 +20,9 @@ namespace strata {
 
 struct UpdateJob {
   uint64_t step = 0;
+  uint64_t traced = 0;                               // the same in the trace, 0 where it is not recorded
+  bool ends_trace = false;                           // the last one that is
+  std::function<void(const StepOutcome&)> on_known;  // may be empty
   std::shared_ptr<StepOutcome> outcome;
   std::vector<uint32_t> units;             // layout units with trainable segments, in forward order
   std::vector<Work> updated;               // one per entry of `units`
@@ -33,7 +36,8 @@ class Updater {
   using LogFn = std::function<void(strata_log_level, const std::string&)>;
   Updater(const Registry& registry, const Layout& layout, uint64_t sub_group_size, const Device& device,
           const Optimizer& optimizer, const Gradients& gradients, const Weights& weights, States& states,
-          std::chrono::nanoseconds deadline, Counters& counters, FailFn on_failure, LogFn log);
+          std::chrono::nanoseconds deadline, Counters& counters, Trace& trace, const std::vector<int>& cpus,
+          FailFn on_failure, LogFn log);
   ~Updater();
 
   uint64_t buffer_bytes() const;  // of the pipeline, device
@@ -60,6 +64,7 @@ class Updater {
   bool writes_from_host(uint32_t unit) const;
   Status pipeline(UpdateJob& job, const std::vector<Part>& parts);
   Status update(const UpdateJob& job, const States::Piece& piece, char* buffer);
+  Status store(const States::Piece& piece, char* buffer, std::vector<Work>* done);
   Status scalars(const UpdateJob& job, uint32_t group, uint32_t unit, uint32_t* set);
   bool is_used(const UpdateJob& job, uint32_t unit) const;
 
@@ -72,6 +77,7 @@ class Updater {
   States& states_;
   const std::chrono::nanoseconds deadline_;
   Counters& counters_;
+  Trace& trace_;
   const FailFn on_failure_;
   const LogFn log_;
   Stream stream_;

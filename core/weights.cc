@@ -11,7 +11,7 @@ std::string count_text(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
 Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-                 CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters)
+                 CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters, Trace& trace)
     : layout_(layout),
       settings_(settings),
       device_(device),
@@ -19,6 +19,7 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Devic
       queue_(queue),
       tier_(tier),
       counters_(counters),
+      trace_(trace),
       slots_(layout.units.size()),
       check_writes_(check_writes),
       guard_(device),
@@ -140,7 +141,7 @@ Status Weights::fetch(uint32_t unit, const strata_stream* stream) {
       return status;
     }
   }
-  trace_.fetched(unit);
+  order_.fetched(unit);
   prefetch();
   for (uint32_t u : set) {
     Status status = wait(u, stream);
@@ -239,6 +240,8 @@ Status Weights::wait(uint32_t unit, const strata_stream* stream) {
   Slot& slot = slots_[unit];
   const Work& work = slot.gathered ? slot.gathered : slot.updated;
   if (!work) return Ok();
+  const char* const what = slot.gathered ? "wait for gather" : "wait for update";
+  const Span span(trace_.host, what, unit, nullptr, !work.is_set());
   return work.before(stream, queue_.patience()).during("fetch of unit \"" + layout_.units[unit].name + "\"");
 }
 
@@ -253,7 +256,7 @@ void Weights::release_one(uint32_t unit) {
 uint64_t Weights::distance_to_next_use(uint32_t unit) const {
   uint64_t elements = 0;
   for (size_t k = 0;; ++k) {
-    const int64_t next = trace_.next(k);
+    const int64_t next = order_.next(k);
     if (next < 0) return kNever;
     const auto& needs = layout_.units[next].needs;
     if (next == unit || std::find(needs.begin(), needs.end(), unit) != needs.end()) return elements;
@@ -274,7 +277,10 @@ void Weights::drop(uint32_t unit) {
 
 Status Weights::drop_after_gather(uint32_t unit) {
   Slot& slot = slots_[unit];
-  if (slot.gathered) STRATA_RETURN_IF_ERROR(slot.gathered.wait_enqueued(queue_.patience()));
+  if (slot.gathered) {
+    const Span wait(trace_.host, "wait for gather", unit, nullptr, !slot.gathered.is_set());
+    STRATA_RETURN_IF_ERROR(slot.gathered.wait_enqueued(queue_.patience()));
+  }
   if (slot.prefetched) {
     slot.prefetched = false;
     prefetched_elements_ -= layout_.units[unit].elements;
@@ -337,6 +343,7 @@ void Weights::submit_gather(uint32_t unit) {
   CommOp op;
   op.label = "gather of unit \"" + u.name + "\"";
   op.tag = (1ull << 32) | unit;
+  op.unit = unit;
   if (sharded(unit)) op.after = uses_of_place(unit);
   if (slot.updated) op.after.push_back(slot.updated);
   const bool from_tier = sharded(unit) && offloaded();
@@ -362,7 +369,7 @@ void Weights::submit_gather(uint32_t unit) {
 
 void Weights::prefetch() {
   for (size_t k = 0;; ++k) {
-    const int64_t next = trace_.next(k);
+    const int64_t next = order_.next(k);
     if (next < 0) return;
     for (uint32_t n : layout_.units[next].needs) {
       if (!prefetch_one(n)) return;
@@ -404,7 +411,7 @@ void Weights::begin_update(uint32_t unit, Work updated, std::vector<Work>* after
 }
 
 Status Weights::end_step() {
-  trace_.end_step();
+  order_.end_step();
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     Slot& slot = slots_[u];
     if (slot.live && slot.refs == 0) STRATA_RETURN_IF_ERROR(drop_after_gather(u));
@@ -431,7 +438,7 @@ std::vector<uint32_t> Weights::forward_order() const {
     seen[u] = true;
   };
   if (layout_.resident >= 0) push(static_cast<uint32_t>(layout_.resident));
-  for (uint32_t u : trace_.last()) {
+  for (uint32_t u : order_.last()) {
     for (uint32_t n : layout_.units[u].needs) push(n);
     push(u);
   }

@@ -20,10 +20,10 @@
 
 #include "core/arena.h"
 #include "core/comm_queue.h"
+#include "core/fetch_order.h"
 #include "core/layout.h"
 #include "core/manifest/settings.h"
 #include "core/tier.h"
-#include "core/trace.h"
 #include "core/write_guard.h"
 
 namespace strata {
@@ -39,7 +39,7 @@ class Weights {
  public:
   // `check_writes`: remember what was fetched, for undo_write.
   Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-          CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters);
+          CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters, Trace& trace);
 
   // Bytes of `allocate`, before it.
   uint64_t whole_bytes() const;    // whole units, device
@@ -134,6 +134,7 @@ class Weights {
   CommQueue& queue_;
   const Tier& tier_;
   Counters& counters_;
+  Trace& trace_;
   std::vector<Slot> slots_;
   Memory slabs_, staging_;
   const bool check_writes_;
@@ -141,7 +142,7 @@ class Weights {
   Arena arena_;
   std::vector<Dropped> dropped_;
   std::vector<uint64_t> own_slab_;  // by unit, when all slabs fit at once: then nothing can fragment
-  Trace trace_;
+  FetchOrder order_;
   std::vector<uint32_t> host_refs_;  // fetches per registered unit that were not released
   uint64_t fetched_ = 0;
   uint64_t live_elements_ = 0, prefetched_elements_ = 0;

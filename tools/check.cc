@@ -11,7 +11,8 @@
 #include "core/manifest/batch.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/plugin_toml.h"
-#include "core/plugins.h"
+#include "core/places.h"
+#include "core/plugins/plugins.h"
 #include "strata/iface/checkpoint.h"
 #include "strata/iface/collective.h"
 #include "strata/iface/device.h"
@@ -96,11 +97,13 @@ bool knows_batch(const Settings& s) {
          (s.gradient_accumulation_steps > 0 || !s.is_given("gradient_accumulation_steps"));
 }
 
-std::string batch_line(const Settings& s, int64_t world) {
-  return "world " + std::to_string(world) + ": train_batch_size " + std::to_string(s.train_batch_size) + " = " +
-         std::to_string(s.train_micro_batch_size_per_gpu) + " per rank x " +
-         std::to_string(s.gradient_accumulation_steps) + " accumulated x " + std::to_string(world) +
-         (world == 1 ? " rank" : " ranks") + " (--world N checks another)";
+std::string batch_line(const Settings& s, const Places& places) {
+  const int ranks = places.data.size;
+  return "world " + std::to_string(places.world.size) + ": train_batch_size " + std::to_string(s.train_batch_size) +
+         " = " + std::to_string(s.train_micro_batch_size_per_gpu) + " per rank x " +
+         std::to_string(s.gradient_accumulation_steps) + " accumulated x " + std::to_string(ranks) +
+         (places.parts() == 1 ? "" : " data-parallel") + (ranks == 1 ? " rank" : " ranks") +
+         " (--world N checks another)";
 }
 
 }  // namespace
@@ -121,10 +124,15 @@ int check(const CheckArgs& args) {
     for (const Role& role : roles) lines.push_back(resolve(role, settings, &plugins, &findings));
     // After any error, what has no effect may follow from it.
     if (findings.empty() && !some_plugin_opens_others(plugins)) findings.add(plugins.check_all_used());
-    const std::string world = args.manifest + ": with --world " + std::to_string(args.world) + ": ";
-    if (knows_batch(settings)) findings.add(resolve_batch(args.world, &settings), world);
+    const int64_t tensors = settings.tensor_model_parallel_size, stages = settings.pipeline_model_parallel_size;
+    const int64_t world = args.world > 0 ? args.world : tensors * stages;
+    const std::string where = args.manifest + ": with --world " + std::to_string(world) + ": ";
+    Places places;
+    const Status cut = Places::find(0, static_cast<int>(world), tensors, stages, &places);
+    findings.add(cut, where);
+    if (cut.ok() && knows_batch(settings)) findings.add(resolve_batch(places.data.size, &settings), where);
 
-    if (findings.empty()) std::cout << args.manifest << ": no errors\n  " << batch_line(settings, args.world) << "\n";
+    if (findings.empty()) std::cout << args.manifest << ": no errors\n  " << batch_line(settings, places) << "\n";
     for (size_t i = 0; i < roles.size(); ++i)
       std::cout << "  " << std::left << std::setw(13) << roles[i].name << lines[i] << "\n";
   }

@@ -16,7 +16,7 @@ namespace strata::cli {
 struct CheckArgs {
   std::string manifest;
   std::vector<std::string> overrides;  // KEY=VALUE
-  int64_t world = 1;
+  int64_t world = 0;                   // 0: the ranks of one model
 };
 // Everything strata_open would refuse that can be told without opening a plugin or meeting other ranks.
 int check(const CheckArgs& args);

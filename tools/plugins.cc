@@ -2,7 +2,7 @@
 //
 // A plugin that cannot be used is listed with the reason, and makes the exit code 1. Of several with one id the first
 // of the search order is used by runs; the others are listed as hidden.
-#include "core/plugins.h"
+#include "core/plugins/plugins.h"
 
 #include <algorithm>
 #include <iostream>

@@ -14,7 +14,7 @@
 #include <exception>
 #include <iostream>
 
-#include "core/library_dir.h"
+#include "core/plugins/library_dir.h"
 #include "tools/commands.h"
 #include "tools/manifest_docs.h"
 
@@ -63,9 +63,9 @@ int run(int argc, char** argv) {
   check_command->add_option("--set", check_args.overrides, "override a setting; may be repeated")
       ->allow_extra_args(false)
       ->check(assignment);
-  check_command->add_option("--world", check_args.world, "number of ranks the batch sizes have to fit")
-      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}))
-      ->capture_default_str();
+  check_command
+      ->add_option("--world", check_args.world, "number of ranks the batch sizes have to fit; as many as one model has")
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
   auto* keys_command = app.add_subcommand("keys", "the commented reference manifest");
   keys_command->add_flag("--markdown", markdown, "as tables");
   auto* plugins_command = app.add_subcommand("plugins", "the plugins that would be found, each loaded once");

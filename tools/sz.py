@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 8,000 lines in all, core/manifest 2,100 · a plugin 1,200 · a file 800 · a function 80 · a public header 300
+    core 8,000 lines in all, core/manifest 2,100, core/plugins 1,800
+    a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
 is not a namespace, class or initializer; that is right for code as clang-format writes it. --list prints all sizes.
@@ -13,7 +14,11 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
-CORE, MANIFEST, PLUGIN, FILE, FUNCTION, HEADER = 8000, 2100, 1200, 800, 80, 300
+PLUGIN, FILE, FUNCTION, HEADER = 1200, 800, 80, 300
+CORE = {"core": 8000, "core/manifest": 2100, "core/plugins": 1800}  # a folder without those below it
+
+# The host API is one header, so that a host includes one.
+LARGER_HEADERS = {"abi/strata/strata.h": 360}
 
 # Plugins that are allowed more, and why.
 LARGER_PLUGINS = {
@@ -21,8 +26,9 @@ LARGER_PLUGINS = {
                          "reader and checks against damage"),
     "comm_local": (2000, "ranks as processes and ranks as threads meet differently below one exchange, and every wait "
                          "names who is missing"),
-    "comm_nccl": (1850, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
-    "fault": (1280, "one wrapper per interface, with every slot of it"),
+    "comm_mpi": (1240, "MPI's calls have no deadline, and its requests outlive the instance that made them"),
+    "comm_nccl": (1910, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
+    "fault": (1320, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.
 TABLES = {"core/manifest/manifest_keys.cc": (120, "the key table: one entry per manifest key, grouped as in the "
@@ -77,15 +83,16 @@ def functions(text):
 
 def measure():
     """(what, size, cap)"""
-    manifest = sum(map(lines, files("core/manifest", CODE)))
-    yield "core/ in all", sum(map(lines, files("core", CODE))) - manifest, CORE
-    yield "core/manifest/ in all", manifest, MANIFEST
+    for folder, cap in CORE.items():
+        own = [path for path in files(folder, CODE) if path.parent == ROOT / folder]
+        yield f"{folder}/ in all", sum(map(lines, own)), cap
     for folder in sorted(path for path in (ROOT / "plugins").iterdir() if path.is_dir()):
         cap = LARGER_PLUGINS.get(folder.name, (PLUGIN, ""))[0]
         yield f"plugins/{folder.name} in all", sum(map(lines, files(folder, CODE))), cap
     for path in files(".", TEXT):
         relative = path.relative_to(ROOT)
-        yield str(relative), lines(path), HEADER if relative.parts[0] == "abi" and path.suffix == ".h" else FILE
+        cap = HEADER if relative.parts[0] == "abi" and path.suffix == ".h" else FILE
+        yield str(relative), lines(path), LARGER_HEADERS.get(str(relative), cap)
         if path.suffix in CODE:
             for line, size, name in functions(path.read_text()):
                 yield f"{relative}:{line} {name}", size, TABLES.get(str(relative), (FUNCTION, ""))[0]

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "core/host.h"
+#include "core/plugins/host.h"
 #include "strata/iface/optimizer.h"
 
 namespace strata::bench {

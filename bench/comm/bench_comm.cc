@@ -25,7 +25,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/host.h"
+#include "core/plugins/host.h"
 #include "strata/iface/collective.h"
 #include "strata/plugin.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/host.h"
+#include "core/plugins/host.h"
 #include "strata/iface/device.h"
 #include "strata/iface/optimizer.h"
 

@@ -3,6 +3,9 @@
 //   fetch_release_resident_us   one fetch and release of a unit that is whole and up to date, world 1
 //   counters_overhead           time spent counting, in percent of a step: (counter updates per step x cost of one
 //                               update) / step time, on a small model, where the share is largest
+//   trace_overhead              a step with the trace on against one with it off, in percent, by turns in one process:
+//   8
+//                               units of 262,144 params each, and for comparison of 16,384
 //   plan_vs_measured_bytes      largest difference between the printed plan and the kernel's figure for resident
 //                               memory (smaps_rollup) over stages 1, 2, 3 at 2 ranks, in percent of the plan
 #include <unistd.h>
@@ -13,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -61,13 +65,15 @@ struct Run {
   std::vector<uint16_t> grad;
   uint32_t units;
 
-  Run(int rank, int world, const std::string& job, int stage, const std::string& offload, uint32_t units_, int64_t side)
+  Run(int rank, int world, const std::string& job, int stage, const std::string& offload, uint32_t units_, int64_t side,
+      const std::string& trace = "")
       : shape{side, side}, grad(static_cast<size_t>(side * side), 0x3c00), units(units_) {
     const std::string manifest =
         "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\nthreads = 1\n"
         "[zero_optimization]\nstage = " +
         std::to_string(stage) + (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") +
-        (offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + offload + "\"\n");
+        (offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + offload + "\"\n") +
+        (trace.empty() ? "" : "[trace]\npath = \"" + trace + "\"\n");
     strata_engine_args args;
     STRATA_INIT(&args);
     args.manifest_text = manifest.c_str();
@@ -158,6 +164,42 @@ void counters() {
   print("counters_overhead", 100 * updates * each / median(steps), 1.0, "%", "the step without counting");
 }
 
+// Percent by which steps with a trace are longer. The two take turns of ten steps, and each turn is compared with the
+// one beside it: the machine's own changes are longer than that.
+double traced_over_plain(int64_t side, int turns, const std::string& folder) {
+  Run plain(0, 1, "plain", 3, "cpu", 8, side), traced(0, 1, "traced", 3, "cpu", 8, side, folder);
+  check(strata_commit(plain.engine), "commit");
+  check(strata_commit(traced.engine), "commit");
+  const auto turn = [](Run& run) {
+    std::vector<double> times;
+    for (int i = 0; i < 10; ++i) {
+      const double start = now();
+      run.step();
+      times.push_back(now() - start);
+    }
+    return median(times);
+  };
+  std::vector<double> ratios, steps;
+  for (int i = 0; i < turns; ++i) {
+    const double before = turn(plain), with = turn(traced), after = turn(plain);
+    if (i == 0) continue;  // first touches
+    ratios.push_back(2 * with / (before + after));
+    steps.push_back(after);
+  }
+  std::printf("8 units of %lld params: step %.0f us, with the trace %.2f %% more\n",
+              static_cast<long long>(side * side), median(steps) * 1e6, 100 * (median(ratios) - 1));
+  return 100 * (median(ratios) - 1);
+}
+
+void trace() {
+  std::string folder = "/tmp/strata-bench-XXXXXX";
+  if (!mkdtemp(folder.data())) std::exit(1);
+  (void)traced_over_plain(128, 300, folder);
+  const double value = traced_over_plain(512, 60, folder);
+  std::filesystem::remove_all(folder);
+  print("trace_overhead", value, 1.0, "%", "the same step without a trace");
+}
+
 uint64_t resident() {
   std::ifstream in("/proc/self/smaps_rollup");
   std::string word;
@@ -208,7 +250,10 @@ int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
   if (name == "fetch_release_resident_us") return fetch_release(), 0;
   if (name == "counters_overhead") return counters(), 0;
+  if (name == "trace_overhead") return trace(), 0;
   if (name == "plan_vs_measured_bytes") return plan(), 0;
-  std::fprintf(stderr, "usage: bench_engine fetch_release_resident_us | counters_overhead | plan_vs_measured_bytes\n");
+  std::fprintf(stderr,
+               "usage: bench_engine fetch_release_resident_us | counters_overhead | trace_overhead | "
+               "plan_vs_measured_bytes\n");
   return 2;
 }

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "core/host.h"
+#include "core/plugins/host.h"
 #include "strata/iface/collective.h"
 #include "strata/plugin.h"
 

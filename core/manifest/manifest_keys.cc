@@ -21,14 +21,21 @@ constexpr KeyRange kAtLeastOne{1, kMaxCount};
 std::vector<ManifestKey> batch_and_run_keys() {
   return {
       {"train_batch_size", FIELD(train_batch_size), "8",
-       "Samples per optimizer step over all ranks; any two of the three batch keys give the third.",
+       "Samples per optimizer step over all data-parallel ranks; any two of the three batch keys give the third.",
        true, kAtLeastOne},
       {"train_micro_batch_size_per_gpu", FIELD(train_micro_batch_size_per_gpu), "4",
        "Samples per rank in one forward and backward.", true, kAtLeastOne},
       {"gradient_accumulation_steps", FIELD(gradient_accumulation_steps), "1",
        "Micro-batches whose gradients are added before an optimizer step.", true, {1, 1e9}},
+      {"tensor_model_parallel_size", FIELD(tensor_model_parallel_size), "1",
+       "Ranks the host splits each layer over. ZeRO shards over the rest of the world, the data-parallel ranks.",
+       false, {1, 65535}},
+      {"pipeline_model_parallel_size", FIELD(pipeline_model_parallel_size), "1",
+       "Pipeline stages the host splits the layers into; each shards its own over its data-parallel ranks.",
+       false, {1, 65535}},
       {"steps_per_print", FIELD(steps_per_print), "10",
-       "Optimizer steps between two progress lines of the host and of wall_clock_breakdown; 0: none.",
+       "Optimizer steps between two lines of rank 0 with loss, norm, speed, memory and bytes, and of "
+       "wall_clock_breakdown; 0: none.",
        false, kAtLeastZero},
       {"gradient_clipping", FIELD(gradient_clipping), "0.0",
        "Largest global gradient norm; larger gradients are scaled down to it; 0: no clipping.", false, {0, 1e30}},
@@ -47,7 +54,9 @@ std::vector<ManifestKey> batch_and_run_keys() {
        "Bytes of host memory the ranks of this machine may use together; 0: the cgroup's limit, else all memory.",
        false, kAtLeastZero},
       {"threads", FIELD(threads), "0",
-       "Worker threads per rank; 0: cores divided by the ranks of this machine.", false, {0, 4096}},
+       "Worker threads per rank; 0: the CPUs it may use, divided by the ranks of this machine.", false, {0, 4096}},
+      {"bind_threads", FIELD(bind_threads), "true",
+       "Bind the engine's threads to CPUs of their own where ranks share a machine; docs/threads.md."},
       {"log_level", CHOICE(log_level), "\"info\"",
        "Lines below this level are not logged.",
        false, {},
@@ -56,6 +65,19 @@ std::vector<ManifestKey> batch_and_run_keys() {
       {"no_effect_keys", CHOICE(no_effect_is_error), "\"error\"",
        "What a key does that is given but changes nothing under the other settings: stop, or be warned about.",
        false, {}, {{"error", 1}, {"warn", 0}}},
+  };
+}
+
+std::vector<ManifestKey> trace_keys() {
+  return {
+      {"trace.path", FIELD(trace.path), "\"trace\"",
+       "Directory for rankN.json, made if its parent is there, relative to this file. Not given: no trace.", true},
+      {"trace.first_step", FIELD(trace.first_step), "1",
+       "First step that is recorded, or the first one a loaded run makes after it.", false, kAtLeastOne},
+      {"trace.steps", FIELD(trace.steps), "0",
+       "How many are; then the file is written. 0: all up to the close, which writes the newest.", false, kAtLeastZero},
+      {"trace.records", FIELD(trace.records), "16384",
+       "Newest spans kept of each thread and each device stream; 96 bytes each.", false, {16, 1e7}},
   };
 }
 
@@ -175,6 +197,7 @@ std::vector<ManifestKey> offload_keys() {
 const std::vector<ManifestSection>& manifest_sections() {
   static const std::vector<ManifestSection> sections = {
       {"", "Batch and run"},
+      {"trace", "When each thread and device stream does what, for ui.perfetto.dev"},
       {"plugins", "Which plugin serves which role: an id, or the path of a plugin's TOML relative to this file"},
       {"bf16", "Weights in bfloat16"},
       {"fp16", "Training in float16 with loss scaling"},
@@ -190,7 +213,8 @@ const std::vector<ManifestSection>& manifest_sections() {
 const std::vector<ManifestKey>& manifest_keys() {
   static const std::vector<ManifestKey> keys = [] {
     std::vector<ManifestKey> all;
-    for (auto part : {batch_and_run_keys(), plugin_keys(), precision_and_optimizer_keys(), zero_keys(), offload_keys()})
+    for (auto part : {batch_and_run_keys(), trace_keys(), plugin_keys(), precision_and_optimizer_keys(), zero_keys(),
+                      offload_keys()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();

@@ -41,6 +41,12 @@ struct Rules {
             "use `bf16.enabled` = true, or keep params in fp32");
   }
 
+  void trace() {
+    for (const char* key : {"first_step", "steps", "records"}) {
+      if (s.trace.path.empty()) no_effect(std::string("trace.") + key, "trace.path", "there is no `trace.path`");
+    }
+  }
+
   void optimizer() {
     const std::string mode = "optimizer.params.adam_w_mode";
     if (s.optimizer.type == "Adam" && !s.is_given(mode)) s.optimizer.adam_w_mode = false;
@@ -114,6 +120,7 @@ void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* erro
                           std::vector<ManifestFinding>* warnings) {
   Rules rules{*settings, errors, warnings};
   rules.precision();
+  rules.trace();
   rules.optimizer();
   rules.stage_keys();
   rules.offload_optimizer();

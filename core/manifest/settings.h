@@ -77,11 +77,22 @@ struct ZeroSettings {
   OffloadParamSettings offload_param;
 };
 
+// Which steps are recorded, and where; see core/trace.h.
+struct TraceSettings {
+  std::string path;  // a directory; "": no trace
+  int64_t first_step = 1;
+  int64_t steps = 0;  // 0: up to the close
+  int64_t records = 0;
+};
+
 struct Settings {
   // 0: not given. resolve_batch (batch.h) fills all three once the world size is known.
   int64_t train_batch_size = 0;
   int64_t train_micro_batch_size_per_gpu = 0;
   int64_t gradient_accumulation_steps = 0;
+
+  int64_t tensor_model_parallel_size = 1;
+  int64_t pipeline_model_parallel_size = 1;
 
   int64_t steps_per_print = 0;
   double gradient_clipping = 0;              // 0: off
@@ -91,6 +102,7 @@ struct Settings {
   double deadline_seconds = 0;
   int64_t host_memory_limit = 0;  // bytes; 0: the cgroup's limit, else MemTotal
   int64_t threads = 0;            // worker threads per rank; 0: cores / local ranks
+  bool bind_threads = true;
   strata_log_level log_level = STRATA_LOG_INFO;
   bool no_effect_is_error = true;  // no_effect_keys = "error"; false: such keys are warnings
 
@@ -101,6 +113,7 @@ struct Settings {
   std::map<std::string, std::vector<PluginOption>> plugin_options;  // [plugin.NAME], by NAME
   OptimizerSettings optimizer;
   ZeroSettings zero_optimization;
+  TraceSettings trace;
 
   // Where the manifest came from: the name used in errors, and the directory relative paths start at.
   std::string manifest_name;

@@ -4,7 +4,8 @@
  *
  * A process is a rank: alone it is a world of one; mpirun -np 2 c_train ..., torchrun, srun, or STRATA_RANK,
  * STRATA_WORLD_SIZE and STRATA_JOB set by hand make several. Each draws samples of its own, Strata adds the gradients.
- * One unit per layer. Rank 0 prints the loss. Exit codes: 0 trained, 1 an error, with its text on stderr, 2 usage. */
+ * One unit per layer. The engine logs a line every steps_per_print steps, on stderr, with the loss it is given.
+ * Exit codes: 0 trained, 1 an error, with its text on stderr, 2 usage. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,15 +142,21 @@ static int train(strata_engine* e) {
   TRY(strata_get_setting(e, "gradient_accumulation_steps", &text));
   const int micro_batches = atoi(text); /* of one step; the update takes the mean of their gradients */
   if (make_model(e, layers)) return 1;
-  uint32_t seed = 1000u + (uint32_t)strata_rank(e);
+  strata_ranks ranks;
+  STRATA_INIT(&ranks);
+  TRY(strata_get_ranks(e, &ranks));
+  uint32_t seed = 1000u + (uint32_t)ranks.data_parallel_rank;
   for (int step = 1; step <= STEPS; ++step) {
     double loss = 0;
     for (int k = 0; k < micro_batches; ++k) {
       if (micro_batch(e, layers, batch, &seed, &loss)) return 1;
     }
-    TRY(strata_step(e, NULL)); /* returns while the update runs; the next fetch of a unit waits for its own part */
-    loss /= micro_batches;
-    if (strata_rank(e) == 0 && (step == 1 || step % 50 == 0)) printf("step %3d  loss %.5f\n", step, loss);
+    strata_step_args args;
+    STRATA_INIT(&args);
+    args.lr = NAN; /* the manifest's */
+    args.loss = loss / micro_batches;
+    args.tokens = (uint64_t)(batch * micro_batches); /* samples here: they give the line its speed */
+    TRY(strata_step(e, &args)); /* returns while the update runs; the next fetch of a unit waits for its own part */
   }
   TRY(strata_wait(e)); /* the last update may still run, and may fail */
   return 0;

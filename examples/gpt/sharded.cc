@@ -1,7 +1,10 @@
 // sharded.cc - see sharded.h.
 #include "sharded.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -16,6 +19,16 @@ void check(strata_status status, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + strata_status_name(status) + ": " + strata_last_error());
 }
 
+namespace {
+// A line on stderr, over the progress bar of report.cc.
+void STRATA_CALL log_over_bar(void*, strata_log_level level, const char* domain, const char* text) {
+  const char* const mark = level >= STRATA_LOG_ERROR ? "error: " : level == STRATA_LOG_WARN ? "warning: " : "";
+  std::fputs("\r\033[K", stdout);
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s: %s%s\n", domain, mark, text);
+}
+}  // namespace
+
 Engine open_engine(const std::string& manifest, const std::vector<std::string>& settings) {
   std::vector<const char*> overrides;
   for (const std::string& s : settings) overrides.push_back(s.c_str());
@@ -24,9 +37,16 @@ Engine open_engine(const std::string& manifest, const std::vector<std::string>& 
   args.manifest = manifest.c_str();
   args.overrides = overrides.data();
   args.override_count = overrides.size();
+  if (isatty(STDOUT_FILENO)) args.log = log_over_bar;
   strata_engine* engine = nullptr;
   check(strata_open(&args, &engine), "opening the engine");
-  return Engine(engine);
+  Engine owner(engine);
+  strata_ranks ranks;
+  STRATA_INIT(&ranks);
+  check(strata_get_ranks(engine, &ranks), "asking for the ranks");
+  if (ranks.data_parallel_size == ranks.world) return owner;
+  throw std::runtime_error(
+      "this program does not split its model: tensor_model_parallel_size and pipeline_model_parallel_size must be 1");
 }
 
 std::string setting(strata_engine* engine, const char* key) {

@@ -22,6 +22,8 @@ double Trainer::train_step(uint64_t step) {
   strata_step_args args;
   STRATA_INIT(&args);
   args.lr = learning_rate(step);
+  args.loss = loss;  // with the tokens it is for the line that the engine logs every steps_per_print steps
+  args.tokens = uint64_t(accumulation_) * uint64_t(batch_) * uint64_t(config_.context);
   check(strata_step(engine_.get(), &args), "updating the weights");
   return loss;
 }
@@ -120,8 +122,7 @@ Trainer::Trainer(const Options& options)
       world_(strata_world(engine_.get())),
       batch_(int(int_setting(engine_.get(), "train_micro_batch_size_per_gpu"))),
       accumulation_(int(int_setting(engine_.get(), "gradient_accumulation_steps"))),
-      report_(engine_.get(), model_, options.steps, double(world_) * accumulation_ * batch_ * config_.context,
-              options.report_gather),
+      report_(engine_.get(), model_, options.steps, options.report_gather),
       scratch_(config_, batch_) {
   const size_t count = size_t(batch_) * size_t(config_.context) * size_t(config_.dim);
   x_.assign(size_t(config_.layers) + 1, std::vector<Real>(count));
@@ -138,18 +139,18 @@ void Trainer::run() {
     resume();
   }
   const uint64_t end = options_.eval_only ? first_step_ : std::max(first_step_, options_.steps);
-  report_.restart_clock();
+  report_.restart_count();
   for (uint64_t step = first_step_; step < end; ++step) {
     const double loss = train_step(step);
     const uint64_t done = step + 1;
-    report_.step(done, loss, learning_rate(step));
+    report_.step(done, loss);
     if (options_.eval_every && done % options_.eval_every == 0 && done < end) {
       report_.held_out(done, evaluate(), options_.eval_samples);
-      report_.restart_clock();
+      report_.restart_count();
     }
     if (!options_.save.empty() && (done == end || (options_.save_every && done % options_.save_every == 0))) {
       save(done);
-      report_.restart_clock();
+      report_.restart_count();
     }
   }
   report_.held_out(end, evaluate(), options_.eval_samples);

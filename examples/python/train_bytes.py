@@ -10,7 +10,6 @@ below in plain numpy; Strata shards weights, gradients and optimizer state as th
 """
 import argparse
 import pathlib
-import time
 
 import numpy as np
 
@@ -86,10 +85,9 @@ def train(args, thread_rank=None):
         units = register(engine)
         batch = int(engine.setting("train_micro_batch_size_per_gpu"))
         micro_batches = int(engine.setting("gradient_accumulation_steps"))
-        every = int(engine.setting("steps_per_print"))
         random = np.random.default_rng([2, engine.rank])
-        losses, start = [], time.perf_counter()
-        for step in range(1, args.steps + 1):
+        losses = []
+        for _ in range(args.steps):
             for _ in range(micro_batches):
                 at = random.integers(0, len(data) - CONTEXT, batch)
                 context, target = data[at[:, None] + np.arange(CONTEXT)], data[at + CONTEXT]
@@ -97,12 +95,8 @@ def train(args, thread_rank=None):
                 loss, d = loss_and_gradient(logits, target)
                 backward(engine, units, context, d, inputs)
                 losses.append(loss)
-            engine.step()
-            if engine.rank == 0 and every and step % every == 0:
-                seconds, start = time.perf_counter() - start, time.perf_counter()
-                tokens = every * micro_batches * batch * engine.world
-                print(f"step {step:5}  loss {np.mean(losses[-every * micro_batches:]):.4f}  "
-                      f"norm {engine.info().grad_norm:.3f}  {tokens / seconds:,.0f} tokens/s", flush=True)
+            # Loss and tokens are for the line that the engine logs every steps_per_print steps.
+            engine.step(loss=np.mean(losses[-micro_batches:]), tokens=micro_batches * batch)
         if engine.rank == 0:
             print(f"{args.steps} steps, mean loss of the last {min(args.steps, LAST)}: "
                   f"{np.mean(losses[-LAST * micro_batches:]):.4f}")

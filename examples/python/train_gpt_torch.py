@@ -11,7 +11,6 @@ sharded and where it lies.
 """
 import argparse
 import pathlib
-import time
 
 import torch
 from torch import nn
@@ -80,26 +79,16 @@ def train(args):
     with strata.torch.prepare(model, args.manifest, overrides=args.set) as engine:
         size = int(engine.core.setting("train_micro_batch_size_per_gpu"))
         micro_batches = int(engine.core.setting("gradient_accumulation_steps"))
-        every = int(engine.core.setting("steps_per_print"))
         if args.checkpoints and (args.checkpoints / "latest").exists():
             engine.load(args.checkpoints)
         done = engine.core.info().steps
         source = batches(data, size, engine.rank, done)
-        total, began = 0.0, time.perf_counter()
-        for step in range(done + 1, args.steps + 1):
+        for _ in range(done, args.steps):
             for _ in range(micro_batches):
                 ids = next(source)
                 loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
                 engine.backward(loss)
-                total += loss.item() / micro_batches
-            engine.step()
-            if every and step % every == 0:
-                norm = engine.core.info().grad_norm
-                if engine.rank == 0:
-                    tokens = every * micro_batches * size * LENGTH * engine.world / (time.perf_counter() - began)
-                    print(f"step {step:5}  loss {total / every:.4f}  norm {norm:.3f}  {tokens:,.0f} tokens/s",
-                          flush=True)
-                total, began = 0.0, time.perf_counter()
+            engine.step(tokens=micro_batches * size * LENGTH)  # for the line it logs every steps_per_print steps
         if args.checkpoints:
             engine.save(args.checkpoints, f"step{args.steps}")
         text = generate(model, b"And the LORD said ", args.generate)

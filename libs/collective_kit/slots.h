@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "collective_kit/post.h"
 #include "plugin_kit/deadline.h"
@@ -24,6 +25,14 @@ using plugin_kit::Deadline;
 using plugin_kit::Error;
 
 constexpr uint64_t kLargestExchange = 1 << 20;  // bytes a rank gives
+
+// One of the instances that a split makes.
+struct Part {
+  std::string name;          // ".1.0": first split, colour 0; behind the job's name it is the name of the part's job
+  std::vector<int> members;  // ranks of the instance that is split, in the part's order
+  int rank = 0;              // this one's place among them
+  int world() const { return static_cast<int>(members.size()); }
+};
 
 // What the slots keep for an instance. A plugin's class adds
 //   static constexpr char kName[]              its id: opens every text
@@ -40,6 +49,9 @@ constexpr uint64_t kLargestExchange = 1 << 20;  // bytes a rank gives
 // and, where small messages of the host have a channel of their own,
 //   Error exchange(const void* in, void* out, uint64_t bytes, const strata_coll_args&, const Deadline&)
 //                                              without it an exchange is an all-gather, through memory of `alloc`
+// and, where it can be split,
+//   Error open_part(strata_comm& whole, const Part&, const Deadline&)
+//                                              in place of `open`; a failure of either is one of both from then on
 struct Comm {
   const strata_host* host = nullptr;
   int64_t deadline_ns = 0;
@@ -48,6 +60,8 @@ struct Comm {
   // For an exchange by all-gather.
   void* mailbox = nullptr;
   uint64_t mailbox_bytes = 0;
+
+  uint64_t splits = 0;
 
   bool in_child() const { return ::getpid() != pid; }
   Error check_process() const {
@@ -60,26 +74,33 @@ template <class Instance>
 class Slots {
   static strata_status STRATA_CALL open(const strata_open_args* args, Instance** out) {
     if (!args || !args->host || !out) return STRATA_INVALID_ARGUMENT;
-    std::unique_ptr<Instance> self;
     return plugin_kit::guard(args->host, Instance::kName, [&]() -> Error {
-      Error e = plugin_kit::attempt([&]() -> Error {
-        if (args->deadline_ns <= 0) {
-          return {STRATA_INVALID_ARGUMENT,
-                  "open: deadline_ns is " + std::to_string(args->deadline_ns) + ", it must be above 0"};
-        }
-        self = std::make_unique<Instance>();
-        self->host = args->host;
-        self->deadline_ns = args->deadline_ns;
-        self->pid = ::getpid();
-        return self->open(*args);
-      });
-      if (e.ok()) {
-        *out = self.release();
-      } else if (self) {
-        (void)plugin_kit::attempt([&] { self->leave(); });
+      if (args->deadline_ns <= 0) {
+        return {STRATA_INVALID_ARGUMENT,
+                "open: deadline_ns is " + std::to_string(args->deadline_ns) + ", it must be above 0"};
       }
-      return e;
+      return make(
+          args->host, args->deadline_ns, [&](Instance& self) { return self.open(*args); }, out);
     });
+  }
+
+  // A new instance, opened; on failure nothing is left of it.
+  template <class Open>
+  static Error make(const strata_host* host, int64_t deadline_ns, const Open& open_it, Instance** out) {
+    std::unique_ptr<Instance> self;
+    Error e = plugin_kit::attempt([&]() -> Error {
+      self = std::make_unique<Instance>();
+      self->host = host;
+      self->deadline_ns = deadline_ns;
+      self->pid = ::getpid();
+      return open_it(*self);
+    });
+    if (e.ok()) {
+      *out = self.release();
+    } else if (self) {
+      (void)plugin_kit::attempt([&] { self->leave(); });
+    }
+    return e;
   }
 
   static void STRATA_CALL close(Instance* self) {
@@ -159,23 +180,62 @@ class Slots {
     std::memcpy(out, mine + bytes, need - bytes);
     return {};
   }
+  static Error exchange_checked(Instance* self, const void* in, void* out, uint64_t bytes,
+                                const strata_coll_args* args) {
+    if (!args || !STRATA_HAS(args, strata_coll_args, deadline_ns) || bytes > kLargestExchange) {
+      return self->fail({STRATA_INVALID_ARGUMENT, "an exchange of " + std::to_string(bytes) + " bytes, at most " +
+                                                      std::to_string(kLargestExchange) + ", or without arguments"},
+                        {STRATA_FAILED_PRECONDITION, self->who() + " gave up: it called exchange wrongly"});
+    }
+    if constexpr (requires { self->exchange(in, out, bytes, *args, deadline_of(self, *args)); }) {
+      if (Error e = self->check_process(); !e.ok()) return e;
+      const Deadline deadline = deadline_of(self, *args);
+      Error e = plugin_kit::attempt([&] { return self->exchange(in, out, bytes, *args, deadline); });
+      return e.ok() ? e : self->fail(e, e);
+    } else {
+      return plugin_kit::attempt([&] { return exchange_by_gather(self, in, out, bytes, args); });
+    }
+  }
   static strata_status STRATA_CALL exchange(Instance* self, const void* in, void* out, uint64_t bytes,
                                             const strata_coll_args* args) {
+    return plugin_kit::guard(self->host, Instance::kName, [&] { return exchange_checked(self, in, out, bytes, args); });
+  }
+
+  // An exchange of the wishes, from which every rank sees all parts; then each part meets by itself.
+  static strata_status STRATA_CALL split(Instance* self, int32_t colour, int32_t key, const strata_coll_args* args,
+                                         Instance** out) {
     return plugin_kit::guard(self->host, Instance::kName, [&]() -> Error {
-      if (!args || !STRATA_HAS(args, strata_coll_args, deadline_ns) || bytes > kLargestExchange) {
-        return self->fail({STRATA_INVALID_ARGUMENT, "an exchange of " + std::to_string(bytes) + " bytes, at most " +
-                                                        std::to_string(kLargestExchange) + ", or without arguments"},
-                          {STRATA_FAILED_PRECONDITION, self->who() + " gave up: it called exchange wrongly"});
+      struct Wish {
+        int32_t colour, key;
+      };
+      strata_collective_caps caps{};
+      self->caps(&caps);
+      const Wish mine = {colour, key};
+      std::vector<Wish> wishes(static_cast<size_t>(caps.world));
+      if (Error e = exchange_checked(self, &mine, wishes.data(), sizeof(mine), args); !e.ok()) return e;
+      Part part;
+      part.name = "." + std::to_string(++self->splits) + "." + std::to_string(colour);
+      const auto wish_of = [&](int rank) { return wishes[static_cast<size_t>(rank)]; };
+      for (int r = 0; r < caps.world; ++r) {
+        if (wish_of(r).colour == colour) part.members.push_back(r);
       }
-      if constexpr (requires { self->exchange(in, out, bytes, *args, deadline_of(self, *args)); }) {
-        if (Error e = self->check_process(); !e.ok()) return e;
-        const Deadline deadline = deadline_of(self, *args);
-        Error e = plugin_kit::attempt([&] { return self->exchange(in, out, bytes, *args, deadline); });
-        return e.ok() ? e : self->fail(e, e);
-      } else {
-        return plugin_kit::attempt([&] { return exchange_by_gather(self, in, out, bytes, args); });
-      }
+      std::stable_sort(part.members.begin(), part.members.end(),
+                       [&](int a, int b) { return wish_of(a).key < wish_of(b).key; });
+      part.rank =
+          static_cast<int>(std::find(part.members.begin(), part.members.end(), caps.rank) - part.members.begin());
+      const Deadline deadline = deadline_of(self, *args);
+      const auto open_part = [&](Instance& child) { return child.open_part(*self, part, deadline); };
+      Error e = make(self->host, self->deadline_ns, open_part, out);
+      return e.ok() ? e : self->fail(e, e);
     });
+  }
+  static constexpr auto split_slot() {
+    using Slot = decltype(strata_collective_api::split);
+    if constexpr (requires(Instance & i, const Part& part, const Deadline& d) { i.open_part(i, part, d); }) {
+      return Slot(split);
+    } else {
+      return Slot(nullptr);
+    }
   }
 
   // Here the collective fails with the caller's code; elsewhere it is CANCELLED, by the rank that is named.
@@ -205,6 +265,7 @@ class Slots {
       barrier,
       abort,
       exchange,
+      split_slot(),
   };
 };
 

@@ -19,20 +19,25 @@ Error gone(const Post& post, const std::string& who) {
 
 }  // namespace
 
-Channel::Channel(Place place, Hooks hooks)
+Channel::Channel(Place place, Hooks hooks, Channel* whole)
     : place_(std::move(place)),
       hooks_(std::move(hooks)),
+      whole_(whole),
       seats_(static_cast<size_t>(place_.world)),
       // A spinning rank on a machine with a core or two keeps the rank it waits for from running.
       may_spin_(std::thread::hardware_concurrency() >= 4),
       lanes_(seats_.size()),
-      ledger_(place_.world, [this](int r) { return who(r); }),
+      ledger_(
+          place_.world, [this](int r) { return who(r); }, [this](int r) { return number(r); }),
       bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       failed_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Error Channel::open(const Deadline& deadline, std::chrono::nanoseconds silence) {
   if (!bell_ || !failed_) return {STRATA_INTERNAL, opening(place_) + ": no event descriptors are left"};
-  if (Error e = meet(place_, deadline, &seats_); !e.ok()) return e;
+  if (Error e = meet(place_, deadline, &seats_); !e.ok()) {
+    const Error why = whole_ ? whole_->failure() : Error();
+    return why.ok() ? e : why;
+  }
   silence_ = silence;
   for (size_t r = 0; r < seats_.size(); ++r) {
     lanes_[r].open = static_cast<bool>(seats_[r].control);
@@ -40,6 +45,11 @@ Error Channel::open(const Deadline& deadline, std::chrono::nanoseconds silence) 
   }
   watcher_ = std::thread([this] { watch(); });
   return {};
+}
+
+Error Channel::open_door(Fd* door, Address* address) const {
+  const Seat& other = seats_[place_.rank == 0 ? 1 : 0];
+  return listen_beside(other.control.get(), door, address);
 }
 
 void Channel::leave() {
@@ -65,6 +75,7 @@ void Channel::leave() {
 int64_t Channel::length_of(const Deadline& deadline) { return (deadline.left_ns() + 999'999) / 1'000'000 * 1'000'000; }
 
 Error Channel::record(const Announcement& said) {
+  if (Error e = whole_ ? whole_->failure() : Error(); !e.ok()) return e;
   std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
   last_ = said.post;
@@ -116,7 +127,7 @@ Error Channel::gather(const Post& post, void* out, uint64_t bytes, const Deadlin
     Post theirs{};
     Outcome outcome = receive_all(lane, &theirs, sizeof(theirs), deadline, failed_.get(), may_spin_);
     if (outcome == Outcome::kDone && !collective_kit::same(post, theirs)) {
-      return {STRATA_FAILED_PRECONDITION, collective_kit::difference(post, 0, theirs, r)};
+      return {STRATA_FAILED_PRECONDITION, collective_kit::difference(post, number(0), theirs, number(r))};
     }
     char* to = static_cast<char*>(out) + static_cast<uint64_t>(r) * bytes;
     if (outcome == Outcome::kDone) outcome = receive_all(lane, to, bytes, deadline, failed_.get(), false);
@@ -147,6 +158,8 @@ Error Channel::fail(const Error& mine, const Error& others) {
   {
     std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
+    // The whole first, and both before anybody can answer: ranks that hear of it through the one tell the other.
+    if (whole_) (void)whole_->fail(mine, others);
     keep(mine, message(Type::kFail, Failure{others.code()}, others.text()));
   }
   ring();
@@ -154,8 +167,11 @@ Error Channel::fail(const Error& mine, const Error& others) {
 }
 
 Error Channel::failure() const {
-  std::lock_guard lock(mutex_);
-  return failure_;
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_.ok() || !whole_) return failure_;
+  }
+  return whole_->failure();
 }
 
 void Channel::keep(const Error& mine, const std::string& bytes) {

@@ -8,6 +8,9 @@
 //
 // `exchange` is the only call that waits: for every rank's bytes, read and sent by the calling thread itself.
 //
+// Some of the ranks can be a job of their own, a part, with a channel of its own. It fails when the whole does, and the
+// whole when a part does.
+//
 // Threads: one watcher of its own, from open to leave; post and exchange come from one thread at a time; fail, failure
 // and who from any.
 #pragma once
@@ -30,11 +33,16 @@ class Channel {
     // About every 20 ms, on the watcher. An error of it is a failure of all ranks.
     std::function<Error()> tick;
   };
-  Channel(Place place, Hooks hooks);
+  // `whole`, if any, outlives this.
+  Channel(Place place, Hooks hooks, Channel* whole = nullptr);
   ~Channel() { leave(); }
 
   // Meets the other ranks. `silence`: how long a rank may say nothing.
   Error open(const Deadline& deadline, std::chrono::nanoseconds silence);
+  // Of a world of several ranks: a new address for rank 0 of a part, as the others reach it, and what it listens with.
+  Error open_door(Fd* door, Address* address) const;
+  // Readable once this has failed.
+  int failed() const { return failed_.get(); }
   // Says goodbye; does not wait for others.
   void leave();
 
@@ -45,7 +53,9 @@ class Channel {
   // Keeps the first failure and tells the others `others`; returns the one that is kept.
   Error fail(const Error& mine, const Error& others);
   Error failure() const;
-  std::string who(int rank) const { return name_of(rank, seats_[static_cast<size_t>(rank)].person); }
+  std::string who(int rank) const { return name_of(number(rank), seats_[static_cast<size_t>(rank)].person); }
+  int number(int rank) const { return place_.number(rank); }
+  bool on_this_machine(int rank) const { return same_machine(seats_[static_cast<size_t>(rank)].person); }
   int rank() const { return place_.rank; }
   int world() const { return place_.world; }
 
@@ -80,6 +90,7 @@ class Channel {
 
   const Place place_;
   const Hooks hooks_;
+  Channel* const whole_;
   std::vector<Seat> seats_;
   std::chrono::nanoseconds silence_{0};
   Deadline next_beat_ = Deadline::after(0);

@@ -32,7 +32,7 @@ Error Ledger::compare(Entry* entry, int rank, const Post& post) {
   if (rank != 0) entry->ahead_of_rank0.emplace_back(rank, post);
   for (const auto& [other, theirs] : entry->ahead_of_rank0) {
     if (collective_kit::same(*entry->rank0, theirs)) continue;
-    return {STRATA_FAILED_PRECONDITION, collective_kit::difference(*entry->rank0, 0, theirs, other)};
+    return {STRATA_FAILED_PRECONDITION, collective_kit::difference(*entry->rank0, number_(0), theirs, number_(other))};
   }
   entry->ahead_of_rank0.clear();
   return {};

@@ -22,8 +22,13 @@ using plugin_kit::Error;
 class Ledger {
  public:
   using NameFn = std::function<std::string(int rank)>;
-  Ledger(int world, NameFn name)
-      : calls_(static_cast<size_t>(world)), begun_(calls_.size()), left_(calls_.size()), name_(std::move(name)) {}
+  using NumberFn = std::function<int(int rank)>;  // in errors
+  Ledger(int world, NameFn name, NumberFn number)
+      : calls_(static_cast<size_t>(world)),
+        begun_(calls_.size()),
+        left_(calls_.size()),
+        name_(std::move(name)),
+        number_(std::move(number)) {}
 
   // FAILED_PRECONDITION: the ranks differ. UNAVAILABLE: one that has not posted this has left.
   Error add(int rank, const Announcement& said);
@@ -53,6 +58,7 @@ class Ledger {
   std::vector<uint64_t> begun_;  // the number of its newest, which is 0 for what an instance exchanges to open
   std::vector<bool> left_;
   NameFn name_;
+  NumberFn number_;
 };
 
 // `call 7, all_gather "gather layer3"`

@@ -34,12 +34,18 @@ bool hung_up(const Fd& socket) {
   return ::poll(&one, 1, 0) > 0;
 }
 
+bool stopped(const Place& place) {
+  pollfd one = {place.stop, POLLIN, 0};
+  return place.stop >= 0 && ::poll(&one, 1, 0) > 0;
+}
+
 // Waits for rank 0 to be there. Once it was, on the lane `earlier`, it is waited for only as long as that one is open.
 Error open_lane(const Place& place, uint32_t lane, const Fd& earlier, const Deadline& deadline, Fd* out) {
   for (;;) {
     const Error e = connect_to(place.address, deadline.poll_ms(kAttemptMs), out);
     if (e.ok()) break;
     if (e.code() != STRATA_NOT_FOUND) return {e.code(), opening(place) + ": " + e.text()};
+    if (stopped(place)) return {STRATA_CANCELLED, opening(place) + ": the job it is a part of has failed"};
     if (deadline.passed() || (earlier && hung_up(earlier))) {
       return {STRATA_DEADLINE_EXCEEDED, join(opening(place), ": waited ", deadline.text(), " for rank 0: ", e.text())};
     }
@@ -56,7 +62,7 @@ Error wait_for_start(const Place& place, const Deadline& deadline, std::vector<S
   std::string missing;
   for (;;) {
     Header header{};
-    Outcome outcome = receive_all(socket, &header, sizeof(header), deadline, -1, false);
+    Outcome outcome = receive_all(socket, &header, sizeof(header), deadline, place.stop, false);
     std::string payload(outcome == Outcome::kDone ? header.bytes : 0, '\0');
     if (outcome == Outcome::kDone) outcome = receive_all(socket, payload.data(), payload.size(), deadline, -1, false);
     if (outcome == Outcome::kLate) {
@@ -98,9 +104,11 @@ uint64_t hash_of(const std::string& job) {
   return hash;
 }
 
+bool same_machine(const Person& person) { return std::strcmp(this_process().host, person.host) == 0; }
+
 std::string name_of(int rank, const Person& person) {
   const Person own = this_process();
-  const bool here = std::strcmp(own.host, person.host) == 0;
+  const bool here = same_machine(person);
   if (person.pid == 0 || (here && person.pid == own.pid)) return join("rank ", rank);
   return join("rank ", rank, " (pid ", person.pid, here ? "" : " on ", here ? "" : person.host, ")");
 }

@@ -1,5 +1,6 @@
 // meeting_rank0.cc - see meeting.h: rank 0 takes the guests in.
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -42,7 +43,8 @@ class Reception {
 };
 
 Error Reception::run(const Deadline& deadline) {
-  Error e = listen_at(place_.address, &listener_);
+  listener_ = place_.door ? Fd(::dup(place_.door->get())) : Fd();
+  Error e = listener_ ? Error() : listen_at(place_.address, &listener_);
   if (!e.ok()) {
     const bool taken = e.code() == STRATA_ALREADY_EXISTS;
     return {e.code(), join(opening(place_), ": ", e.text(),
@@ -69,7 +71,9 @@ Error Reception::step(const Deadline& deadline) {
   std::vector<pollfd> polls = {{listener_.get(), POLLIN, 0}};
   for (const Caller& caller : callers_) polls.push_back({caller.socket.get(), POLLIN, 0});
   for (const Seat& seat : seats_) polls.push_back({seat.control.get(), POLLIN, 0});
+  polls.push_back({place_.stop, POLLIN, 0});
   ::poll(polls.data(), polls.size(), deadline.poll_ms(kSliceMs));
+  if (polls.back().revents) return {STRATA_CANCELLED, opening(place_) + ": the job it is a part of has failed"};
   accept_all();
   for (auto caller = callers_.begin(); caller != callers_.end();) {
     bool finished = false;
@@ -149,8 +153,9 @@ Error Reception::look_for_the_dead() {
     char byte;
     if (!seats_[r].control) continue;
     if (::recv(seats_[r].control.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 0) continue;
-    return {STRATA_UNAVAILABLE, join(opening(place_), ": ", name_of(static_cast<int>(r), seats_[r].person),
-                                     " came and went before all were there")};
+    return {STRATA_UNAVAILABLE,
+            join(opening(place_), ": ", name_of(place_.number(static_cast<int>(r)), seats_[r].person),
+                 " came and went before all were there")};
   }
   return {};
 }
@@ -158,7 +163,8 @@ Error Reception::look_for_the_dead() {
 std::string Reception::missing() const {
   std::string out;
   for (size_t r = 1; r < seats_.size(); ++r) {
-    if (!seats_[r].control || !seats_[r].exchange) out += join(out.empty() ? "" : ", ", "rank ", r);
+    if (seats_[r].control && seats_[r].exchange) continue;
+    out += join(out.empty() ? "" : ", ", "rank ", place_.number(static_cast<int>(r)));
   }
   return out;
 }

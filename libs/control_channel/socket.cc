@@ -1,6 +1,7 @@
 #include "control_channel/socket.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/un.h>
@@ -88,6 +89,24 @@ Error listen_at(const Address& address, Fd* out) {
     return os_error(taken ? STRATA_ALREADY_EXISTS : STRATA_INTERNAL, "listening at " + address.text);
   }
   *out = std::move(socket);
+  return {};
+}
+
+// A local socket gets its name from the kernel, one of TCP its port.
+Error listen_beside(int socket, Fd* out, Address* address) {
+  address->length = sizeof(address->storage);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address->storage), &address->length) != 0) {
+    return os_error(STRATA_INTERNAL, "asking for the address of a connection");
+  }
+  if (address->local()) address->length = sizeof(sa_family_t);
+  if (address->storage.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(&address->storage)->sin_port = 0;
+  if (address->storage.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(&address->storage)->sin6_port = 0;
+  address->text = "a new address";
+  if (Error e = listen_at(*address, out); !e.ok()) return e;
+  address->length = sizeof(address->storage);
+  if (::getsockname(out->get(), reinterpret_cast<sockaddr*>(&address->storage), &address->length) != 0) {
+    return os_error(STRATA_INTERNAL, "asking for the address of a listening socket");
+  }
   return {};
 }
 

@@ -33,6 +33,8 @@ Address local_address(const std::string& kind, const std::string& job);
 Error resolve(const std::string& host_and_port, Address* out);
 
 Error listen_at(const Address& address, Fd* out);
+// At an address of this machine that nobody has: as the ranks at the other end of `socket` can reach it.
+Error listen_beside(int socket, Fd* out, Address* address);
 // One attempt, at most `ms` long. NOT_FOUND: nobody listens there (yet).
 Error connect_to(const Address& address, int ms, Fd* out);
 // A socket of `accept` or `connect_to`, ready for small messages in both directions.

@@ -33,6 +33,7 @@ void Channel::watch() {
     for (int r = 0; r < place_.world; ++r) read_lane(r);
     beat();
     Error e = failure();
+    if (!e.ok() && whole_) e = fail(e, e);  // it may be the whole's
     if (e.ok() && !stop) {
       e = look_around();
       if (e.ok() && hooks_.tick) e = plugin_kit::attempt(hooks_.tick);
@@ -109,7 +110,7 @@ void Channel::handle(int peer, Type type, const std::string& payload) {
   if (!e.ok()) (void)fail(e, e);
 }
 
-// The end of a connection without a goodbye.
+// The end of a connection without a goodbye. One who has said ours gets none back.
 void Channel::lost(int peer) {
   Error e;
   {
@@ -117,6 +118,7 @@ void Channel::lost(int peer) {
     Lane& lane = lanes_[static_cast<size_t>(peer)];
     if (!lane.open) return;
     lane.open = false;
+    if (stop_) return;
     const std::string newest = place_.rank == 0 ? ledger_.newest() : "";
     e = {STRATA_UNAVAILABLE, join(newest.empty() ? last_call() : newest, who(peer), " died",
                                   place_.rank == 0 ? " " + ledger_.progress(peer) : "")};

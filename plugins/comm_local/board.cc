@@ -40,6 +40,11 @@ bool is_stopped(uint32_t pid) {
 
 Board::Board(Area* area, int rank, int world) : area_(area), rank_(rank), world_(world) {}
 
+void Board::belong_to(Board* whole, const std::vector<int>& members) {
+  whole_ = whole;
+  for (int rank : members) numbers_.push_back(whole->number(rank));
+}
+
 void Board::come() {
   SharedSeat& own = mine();
   if (sched_getaffinity(0, sizeof(own.cpus), &own.cpus) != 0) CPU_ZERO(&own.cpus);
@@ -61,7 +66,7 @@ void Board::leave() {
 std::string Board::who(int rank) const {
   const uint32_t pid = seat(rank).pid.load();
   const bool thread = pid == static_cast<uint32_t>(::getpid());
-  return "rank " + std::to_string(rank) + (pid && !thread ? " (pid " + std::to_string(pid) + ")" : "");
+  return "rank " + std::to_string(number(rank)) + (pid && !thread ? " (pid " + std::to_string(pid) + ")" : "");
 }
 
 bool Board::reached(int rank, uint32_t step) const { return static_cast<int32_t>(seat(rank).step.load() - step) >= 0; }
@@ -158,6 +163,7 @@ Error Board::fail(const Error& mine_error, const Error& others) {
   std::lock_guard lock(mutex_);
   if (!failure_.ok()) return failure_;
   failure_ = mine_error;
+  if (whole_) (void)whole_->fail(mine_error, others);
   SharedSeat& own = mine();
   own.code = others.code();
   const size_t n = std::min(others.text().size(), sizeof(own.text) - 1);
@@ -177,7 +183,18 @@ Error Board::failure() {
     failure_ = Error(other.code, other.text);
     break;
   }
+  if (failure_.ok() && whole_) failure_ = whole_->failure();
   return failure_;
+}
+
+Error Board::look(const std::string& what) {
+  if (Error e = failure(); !e.ok()) return e;
+  const std::vector<bool> is_dead = dead();
+  for (int r = 0; r < world_; ++r) {
+    if (!is_dead[static_cast<size_t>(r)] || seat(r).left.load() != 0) continue;
+    return fail({STRATA_UNAVAILABLE, what + ": " + who(r) + " died"});
+  }
+  return {};
 }
 
 }  // namespace comm_local

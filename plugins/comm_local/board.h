@@ -10,7 +10,7 @@
 // looked at: dead (their pidfd is readable; a zombie counts), left, stopped, or just late until the deadline.
 //
 // Failure: the first error of a rank is kept and returned for ever, and published on its seat, so that the others take
-// it over at their next look.
+// it over at their next look. The board of a part also publishes it on the board of the whole, and looks there.
 #pragma once
 
 #include <sched.h>
@@ -72,6 +72,8 @@ class Board {
  public:
   // `pidfds` has one entry per rank, -1 where a rank cannot be watched (threads, or the kernel has no pidfd).
   Board(Area* area, int rank, int world);
+  // The board of a part of `whole`'s ranks: one fails when the other does, and ranks keep their names.
+  void belong_to(Board* whole, const std::vector<int>& members);
   void watch(std::vector<Fd> pidfds) { pidfds_ = std::move(pidfds); }
 
   void come();  // takes the seat
@@ -90,10 +92,14 @@ class Board {
   Error fail(const Error& both) { return fail(both, both); }
   // This rank's kept error, or the one another rank published. [any thread]
   Error failure();
+  // The same, and whether a rank has died; where nobody waits in a step.
+  Error look(const std::string& what);
 
   SharedSeat& mine() { return area_->seats[rank_]; }
   const SharedSeat& seat(int rank) const { return area_->seats[rank]; }
-  std::string who(int rank) const;  // "rank 2 (pid 4711)"
+  // In errors: the rank's number in the instance that was opened, and with its process, "rank 2 (pid 4711)".
+  int number(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
+  std::string who(int rank) const;
   int rank() const { return rank_; }
   int world() const { return world_; }
 
@@ -112,6 +118,8 @@ class Board {
   uint32_t step_ = 0;
   bool may_spin_ = false;
   std::vector<Fd> pidfds_;
+  Board* whole_ = nullptr;
+  std::vector<int> numbers_;
   std::mutex mutex_;  // guards failure_ and the writing of our seat's text
   Error failure_;
 };

@@ -16,10 +16,12 @@
 #include "strata/plugin.h"
 
 using namespace comm_local;
+using strata::collective_kit::Part;
 
 struct strata_comm : strata::collective_kit::Comm {
   static constexpr char kName[] = "comm_local";
   Error open(const strata_open_args& args);
+  Error open_part(strata_comm& whole, const Part& part, const Deadline& deadline);
   void leave();
   void caps(strata_collective_caps* out) const;
   Error alloc(uint64_t bytes, void** out) { return met_.memory.alloc(bytes, out); }
@@ -29,6 +31,9 @@ struct strata_comm : strata::collective_kit::Comm {
   std::string who() const { return met_.board->who(id_.rank); }
 
  private:
+  Error meet(const Deadline& deadline);
+
+  Isa isa_ = Isa::kScalar;
   Identity id_;
   Met met_;
   std::unique_ptr<Exchange> exchange_;
@@ -51,16 +56,29 @@ Error read_isa(const std::string& value, Isa* out) {
 }  // namespace
 
 Error strata_comm::open(const strata_open_args& args) {
-  Isa isa;
   const std::string asked = strata::plugin_kit::Options(args.options).text("isa", "auto");
-  if (Error e = read_isa(asked, &isa); !e.ok()) return e;
+  if (Error e = read_isa(asked, &isa_); !e.ok()) return e;
   if (Error e = identify_here(args, &id_); !e.ok()) return e;
-  const Deadline deadline = Deadline::after(deadline_ns);
-  Error e = id_.world == 1 ? meet_alone(&met_)
+  return meet(Deadline::after(deadline_ns));
+}
+
+Error strata_comm::open_part(strata_comm& whole, const Part& part, const Deadline& deadline) {
+  isa_ = whole.isa_;
+  id_ = whole.id_;
+  id_.rank = id_.local_rank = part.rank;
+  id_.world = id_.local_world = part.world();
+  id_.job += part.name;
+  met_.whole = whole.met_.board.get();
+  met_.members = part.members;
+  return meet(deadline);
+}
+
+Error strata_comm::meet(const Deadline& deadline) {
+  Error e = id_.world == 1 ? meet_alone(id_, &met_)
             : id_.threads  ? meet_threads(id_, deadline, &met_)
                            : meet_processes(id_, deadline, &met_);
   if (!e.ok()) return e;
-  exchange_ = std::make_unique<Exchange>(met_.board.get(), &met_.memory, host, isa);
+  exchange_ = std::make_unique<Exchange>(met_.board.get(), &met_.memory, host, isa_);
   // The first step of every rank: nobody is used before everybody is there.
   e = met_.board->sync("opening job \"" + id_.job + "\" (world " + std::to_string(id_.world) + ")", deadline);
   if (e.ok()) met_.board->settle();

@@ -1,6 +1,7 @@
 #include "exchange.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace comm_local {
 namespace {
@@ -28,7 +29,11 @@ Error Exchange::run(Op op, const strata_coll_args& args, const Deadline& deadlin
     // The others could not know why we do not come.
     return board_->fail(e, {STRATA_FAILED_PRECONDITION, board_->who(rank_) + " gave up: " + e.text()});
   }
+  const auto came = std::chrono::steady_clock::now();
   if (Error e = board_->sync(call_.what, deadline); !e.ok()) return e;
+  if (STRATA_HAS(&args, strata_coll_args, waited_ns) && args.waited_ns) {
+    *args.waited_ns = std::chrono::nanoseconds(std::chrono::steady_clock::now() - came).count();
+  }
   if (Error e = compare(); !e.ok()) return board_->fail(e);
   if (op == Op::kBarrier) return {};
   if (Error e = find_sources(); !e.ok()) return board_->fail(e);
@@ -100,7 +105,7 @@ Error Exchange::compare() {
 }
 
 std::string Exchange::difference(const Post& a, int rank_a, const Post& b, int rank_b) {
-  const std::string text = strata::collective_kit::difference(a, rank_a, b, rank_b);
+  const std::string text = strata::collective_kit::difference(a, board_->number(rank_a), b, board_->number(rank_b));
   const char *table_a, *table_b;
   if (!differ_in_items(a, b) || !memory_->resolve(rank_a, a.table, &table_a).ok() ||
       !memory_->resolve(rank_b, b.table, &table_b).ok()) {

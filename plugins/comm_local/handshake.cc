@@ -91,8 +91,7 @@ Error map_area(const Identity& id, int fd, bool fresh, ProcessMembership* member
   if (base == MAP_FAILED) return os_failure(id, "mmap of the control area");
   member->area = Mapping(base, sizeof(Area));
   Area* area = fresh ? new (base) Area() : static_cast<Area*>(base);
-  out->board = std::make_unique<Board>(area, id.rank, id.world);
-  out->board->come();
+  out->take_board(area, id);
   return {};
 }
 

@@ -10,6 +10,8 @@
 //   seated: the area (who has come)    <-    at once
 //   welcome: all memfds and pidfds     <-    when the last rank is there
 //
+// An instance that is split meets again in the same way, each part under a name of its own.
+//
 // Both ends drop the connection then: from there on a death shows in the pidfd. Rank 0 makes all pidfds, while the
 // connection proves that the process it names is still the one that called.
 #pragma once
@@ -35,9 +37,14 @@ struct Met {
   std::unique_ptr<Membership> membership;
   std::unique_ptr<Board> board;
   Memory memory;
+  // Of a part: the board of the instance that was split, whose ranks are watched meanwhile, and who of them is here.
+  Board* whole = nullptr;
+  std::vector<int> members;
+
+  void take_board(Area* area, const Identity& id);
 };
 
-Error meet_alone(Met* out);
+Error meet_alone(const Identity& id, Met* out);
 Error meet_threads(const Identity& id, const Deadline& deadline, Met* out);
 Error meet_processes(const Identity& id, const Deadline& deadline, Met* out);
 

@@ -20,6 +20,7 @@ class Newcomer {
  private:
   Error connect_once(bool* connected);
   Error wait_for(Kind kind, std::vector<Fd>* fds, bool* closed);
+  Error keep_waiting() const;
   Error gave_up() const;
 
   const Identity& id_;
@@ -64,8 +65,15 @@ Error Newcomer::wait_for(Kind kind, std::vector<Fd>* fds, bool* closed) {
       if (got > 0 && reply.kind == Kind::kRefused) return {reply.code, reply.text};
       if (got > 0 && reply.kind == kind) return {};
     }
-    if (deadline_.passed()) return gave_up();
+    if (Error e = keep_waiting(); !e.ok()) return e;
   }
+}
+
+Error Newcomer::keep_waiting() const {
+  if (out_->whole) {
+    if (Error e = out_->whole->look(opening(id_)); !e.ok()) return e;
+  }
+  return deadline_.passed() ? gave_up() : Error();
 }
 
 Error Newcomer::gave_up() const {
@@ -78,7 +86,7 @@ Error Newcomer::gave_up() const {
   }
   std::string names;
   for (int r = 0; r < id_.world; ++r) {
-    if (!out_->board->has_come(r)) names += (names.empty() ? "" : ", ") + std::to_string(r);
+    if (!out_->board->has_come(r)) names += (names.empty() ? "" : ", ") + std::to_string(out_->board->number(r));
   }
   return {STRATA_DEADLINE_EXCEEDED,
           names.empty() ? what + "rank 0 did not send the welcome" : what + "rank " + names + " never came"};
@@ -98,7 +106,7 @@ Error Newcomer::run() {
     if (seated) break;
     // Nobody there yet, or a rank 0 of before that is just leaving.
     socket_ = Fd();
-    if (deadline_.passed()) return gave_up();
+    if (Error e = keep_waiting(); !e.ok()) return e;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   auto member = std::make_unique<ProcessMembership>();

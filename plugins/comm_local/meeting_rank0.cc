@@ -143,10 +143,13 @@ Error Registrar::seat(Guest* guest, const Hello& hello, std::vector<Fd> fds) {
 }
 
 Error Registrar::nobody_missing() const {
+  if (out_->whole) {
+    if (Error e = out_->whole->look(opening(id_)); !e.ok()) return e;
+  }
   if (!deadline_.passed()) return {};
   std::string names;
   for (int r = 0; r < id_.world; ++r) {
-    if (!seated_[static_cast<size_t>(r)]) names += (names.empty() ? "" : ", ") + std::to_string(r);
+    if (!seated_[static_cast<size_t>(r)]) names += (names.empty() ? "" : ", ") + std::to_string(out_->board->number(r));
   }
   return {STRATA_DEADLINE_EXCEEDED, opening(id_) + ": waited " + deadline_.text() + "; rank " + names + " never came"};
 }

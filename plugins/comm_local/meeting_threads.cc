@@ -86,11 +86,16 @@ class SoleMembership : public Membership {
 
 }  // namespace
 
-Error meet_alone(Met* out) {
+void Met::take_board(Area* area, const Identity& id) {
+  board = std::make_unique<Board>(area, id.rank, id.world);
+  if (whole) board->belong_to(whole, members);
+  board->come();
+}
+
+Error meet_alone(const Identity& id, Met* out) {
   auto sole = std::make_unique<SoleMembership>();
-  out->board = std::make_unique<Board>(&sole->area, 0, 1);
+  out->take_board(&sole->area, id);
   out->membership = std::move(sole);
-  out->board->come();
   return {};
 }
 
@@ -98,9 +103,8 @@ Error meet_threads(const Identity& id, const Deadline& deadline, Met* out) {
   std::shared_ptr<Group> group;
   Error e = take_seat(id, deadline, &group);
   if (!e.ok()) return e;
-  out->board = std::make_unique<Board>(group->area.get(), id.rank, id.world);
+  out->take_board(group->area.get(), id);
   out->membership = std::make_unique<ThreadMembership>(id.job, group);
-  out->board->come();
   return {};
 }
 

@@ -45,11 +45,13 @@ void copy_text(const std::string& from, char* to, size_t size) {
 
 }  // namespace
 
-Channel::Channel(const Group& group)
+Channel::Channel(const Group& group, Channel* whole)
     : comm_(group.control),
       rank_(group.rank),
       world_(group.world),
+      whole_(whole),
       job_(group.job),
+      numbers_(group.numbers),
       peers_(static_cast<size_t>(group.world)),
       receives_(static_cast<size_t>(group.world), MPI_REQUEST_NULL),
       arrived_(static_cast<size_t>(group.world)) {
@@ -71,7 +73,7 @@ Error Channel::open(const Deadline& deadline) {
 
 std::string Channel::who(int rank) const {
   const std::string& node = peers_[static_cast<size_t>(rank)].node;
-  return "rank " + std::to_string(rank) + (node.empty() ? "" : " (on " + node + ")");
+  return "rank " + std::to_string(number(rank)) + (node.empty() ? "" : " (on " + node + ")");
 }
 
 // ---- messages ----
@@ -128,6 +130,14 @@ Error Channel::poll() {
   return call_ >= fails_from_ ? failure_ : Error();
 }
 
+Error Channel::poll_all() {
+  if (whole_) {
+    (void)whole_->poll_all();
+    if (Error e = whole_->failure(); !e.ok()) return fail(e);
+  }
+  return poll();
+}
+
 // ---- waiting ----
 
 Error Channel::meet(const Post& mine, const std::string& what, const Deadline& deadline) {
@@ -140,7 +150,7 @@ Error Channel::meet(const Post& mine, const std::string& what, const Deadline& d
   if (Error e = send_to_all(post_, &sends_); !e.ok()) return fail(e);
   Pause pause(kAwakeForRanks);
   for (;;) {
-    if (Error e = poll(); !e.ok()) return e;
+    if (Error e = poll_all(); !e.ok()) return e;
     int sent = 0;
     const int code = MPI_Testall(static_cast<int>(sends_.size()), sends_.data(), &sent, MPI_STATUSES_IGNORE);
     if (Error e = check_mpi(code, what + ": sending the post"); !e.ok()) return fail(e);
@@ -172,7 +182,7 @@ Error Channel::compare(uint64_t call) {
   const Post& first = peers_[0].posts[call % 2];
   for (int r = 1; r < world_; ++r) {
     const Post& other = peers_[static_cast<size_t>(r)].posts[call % 2];
-    if (!same(first, other)) return {STRATA_FAILED_PRECONDITION, difference(first, 0, other, r)};
+    if (!same(first, other)) return {STRATA_FAILED_PRECONDITION, difference(first, number(0), other, number(r))};
   }
   return {};
 }
@@ -209,7 +219,7 @@ void Channel::adopt(const Error& error, uint64_t done) {
 
 Error Channel::failure() {
   std::lock_guard lock(mutex_);
-  return failure_;
+  return failure_.ok() && whole_ ? whole_->failure() : failure_;
 }
 
 Error Channel::fail(const Error& mine, const Error& others) {
@@ -217,6 +227,7 @@ Error Channel::fail(const Error& mine, const Error& others) {
   if (!failure_.ok()) return failure_;
   failure_ = mine;
   failed_.store(true);
+  if (whole_) (void)whole_->fail(mine, others);  // before others hear of it and tell it
   if (world_ == 1) return failure_;
   Process::get().give_up();
   last_.kind = Message::kFail;

@@ -11,6 +11,9 @@
 // have one. It is sent with the number of calls that went well: a rank that is still in one of these goes on with it,
 // and fails in the next. A channel that failed leaves requests open; its memory must then outlive it (Process::keep).
 //
+// The channel of a part also fails when that of the whole does, and the other way round. Its waits for ranks look at
+// both; a transfer under way is only cut short by the part's own failure, since all its ranks have come.
+//
 // Threads: everything is the collective thread's, but for fail() and failure(), which are any thread's.
 #pragma once
 
@@ -44,7 +47,8 @@ static_assert(sizeof(Message) <= 1024);
 
 class Channel {
  public:
-  explicit Channel(const Group& group);
+  // `whole`: of what this is a part; it outlives this.
+  explicit Channel(const Group& group, Channel* whole = nullptr);
   // Opens the receives and makes the first meeting: nobody is used before everybody is there.
   Error open(const Deadline& deadline);
 
@@ -65,6 +69,7 @@ class Channel {
   bool leave();
 
   std::string who(int rank) const;  // "rank 2 (on node17)"
+  int number(int rank) const { return numbers_.empty() ? rank : numbers_[static_cast<size_t>(rank)]; }
   int rank() const { return rank_; }
   int world() const { return world_; }
 
@@ -81,6 +86,7 @@ class Channel {
   Error receive(int from);
   void take(int from, const Message& message);
   Error poll();
+  Error poll_all();
   Error look_at_missing(uint64_t call, const std::string& what, bool deadline_passed, const Deadline& deadline);
   Error compare(uint64_t call);
   void adopt(const Error& error, uint64_t done);
@@ -88,7 +94,9 @@ class Channel {
   const MPI_Comm comm_;
   const int rank_;
   const int world_;
+  Channel* const whole_;
   std::string job_;
+  std::vector<int> numbers_;
   std::vector<Peer> peers_;
   std::vector<MPI_Request> receives_;  // by rank; our own is null
   std::vector<int> arrived_;           // scratch of poll()

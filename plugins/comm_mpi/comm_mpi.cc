@@ -52,6 +52,7 @@ class Memory {
 struct strata_comm : strata::collective_kit::Comm {
   static constexpr char kName[] = "comm_mpi";
   Error open(const strata_open_args& args);
+  Error open_part(strata_comm& whole, const strata::collective_kit::Part& part, const Deadline& deadline);
   void leave();
   void caps(strata_collective_caps* out) const;
   Error alloc(uint64_t bytes, void** out);
@@ -61,6 +62,8 @@ struct strata_comm : strata::collective_kit::Comm {
   std::string who() const { return channel_->who(group_.rank); }
 
  private:
+  Error start(Channel* whole, const Deadline& deadline);
+
   Group group_;
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   std::shared_ptr<Channel> channel_;
@@ -72,7 +75,16 @@ Error strata_comm::open(const strata_open_args& args) {
   const Deadline deadline = Deadline::after(deadline_ns);
   if (Error e = Process::get().start(deadline); !e.ok()) return e;
   if (Error e = join(args, deadline, &group_); !e.ok()) return e;
-  channel_ = std::make_shared<Channel>(group_);
+  return start(nullptr, deadline);
+}
+
+Error strata_comm::open_part(strata_comm& whole, const strata::collective_kit::Part& part, const Deadline& deadline) {
+  if (Error e = join_part(whole.group_, part, deadline, &group_); !e.ok()) return e;
+  return start(whole.channel_.get(), deadline);
+}
+
+Error strata_comm::start(Channel* whole, const Deadline& deadline) {
+  channel_ = std::make_shared<Channel>(group_, whole);
   exchange_ = std::make_shared<Exchange>(channel_.get(), group_.data, host);
   return channel_->open(deadline);
 }

@@ -99,4 +99,21 @@ Error join(const strata_open_args& args, const Deadline& deadline, Group* out) {
   return e;
 }
 
+Error join_part(const Group& whole, const collective_kit::Part& part, const Deadline& deadline, Group* out) {
+  const auto group = std::make_shared<Group>(whole);
+  group->rank = part.rank;
+  group->world = part.world();
+  group->job += part.name;
+  group->numbers.clear();
+  for (int member : part.members) group->numbers.push_back(whole.number(member));
+  const auto work = [base = whole.data, colour = part.members[0], group] {
+    MPI_Comm mine = MPI_COMM_NULL;
+    Error e = check_mpi(MPI_Comm_split(base, colour, group->rank, &mine), "MPI_Comm_split");
+    return e.ok() ? make_communicators(mine, group.get()) : e;
+  };
+  Error e = Process::get().run("splitting job \"" + whole.job + "\"", work, deadline);
+  if (e.ok()) *out = *group;
+  return e;
+}
+
 }  // namespace comm_mpi

@@ -9,11 +9,15 @@
 #include <mpi.h>
 
 #include <string>
+#include <vector>
 
+#include "collective_kit/slots.h"
 #include "process.h"
 #include "strata/host.h"
 
 namespace comm_mpi {
+
+namespace collective_kit = strata::collective_kit;
 
 struct Group {
   MPI_Comm data = MPI_COMM_NULL;
@@ -23,12 +27,17 @@ struct Group {
   int local_rank = 0;
   int local_world = 1;
   std::string job;
-  std::string node;  // this machine's name, for errors of the others
+  std::string node;          // this machine's name, for errors of the others
+  std::vector<int> numbers;  // of a part: the ranks' numbers in what was opened, for errors
+
+  int number(int r) const { return numbers.empty() ? r : numbers[static_cast<size_t>(r)]; }
 };
 
 // Refuses ranks that are threads before MPI is touched.
 Error check_args(const strata_open_args& args);
 // Every rank of the job calls this in its open. MPI runs already.
 Error join(const strata_open_args& args, const Deadline& deadline, Group* out);
+// Every rank of `whole` calls this in a split of it.
+Error join_part(const Group& whole, const collective_kit::Part& part, const Deadline& deadline, Group* out);
 
 }  // namespace comm_mpi

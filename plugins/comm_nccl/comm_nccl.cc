@@ -23,7 +23,9 @@
 
 using namespace comm_nccl;
 using strata::collective_kit::Op;
+using strata::collective_kit::Part;
 using strata::control_channel::Channel;
+using strata::control_channel::Place;
 using strata::control_channel::Post;
 using strata::plugin_kit::attempt;
 using strata::plugin_kit::join;
@@ -44,21 +46,31 @@ struct Card {
   char text[640];
 };
 
+// Where rank 0 of a part listens, if this is one, and why it cannot.
+struct Door {
+  sockaddr_storage storage;
+  socklen_t length;
+  strata_status code;
+  char text[256];
+};
+
 struct Settings {
+  Settings() = default;
   explicit Settings(const Options& options)
       : libnccl(options.text("libnccl", "")),
         device_id(options.integer("device_id", -1)),
         deterministic(options.flag("deterministic_reduce", false)),
         nvls(options.flag("nvls", false)) {}
-  const std::string libnccl;
-  const int64_t device_id;
-  const bool deterministic;
-  const bool nvls;
+  std::string libnccl;
+  int64_t device_id = -1;
+  bool deterministic = false;
+  bool nvls = false;
 };
 
 // All that an instance has. A forked child leaves it alone: threads, sockets and GPU are its parent's.
 struct Held {
   strata::rank_env::Identity id;
+  Settings settings;
   std::shared_ptr<const Nccl> nccl;
   std::shared_ptr<Gpu> gpu;
   std::shared_ptr<Communicators> communicators;
@@ -74,6 +86,7 @@ struct Held {
 struct strata_comm : strata::collective_kit::Comm {
   static constexpr char kName[] = "comm_nccl";
   Error open(const strata_open_args& args);
+  Error open_part(strata_comm& whole, const Part& part, const Deadline& deadline);
   void leave();
   void caps(strata_collective_caps* out) const;
   Error alloc(uint64_t bytes, void** out);
@@ -86,9 +99,11 @@ struct strata_comm : strata::collective_kit::Comm {
   std::string who() const { return held_->channel->who(held_->id.rank); }
 
  private:
-  void prepare(const Settings& settings);
-  Error join_others(const Settings& settings, const Error& ready, Card card, const Deadline& deadline);
-  Error start(const Settings& settings);
+  Error find_door(strata_comm& whole, const Part& part, const Deadline& deadline, Place* place);
+  Error meet_others(Place place, const std::optional<ncclUniqueId>& given, Channel* whole, const Deadline& deadline);
+  void prepare();
+  Error join_others(const Error& ready, Card card, const Deadline& deadline);
+  Error start();
   Error look_at_device();
   void stop_device(const Error& failure);
   Error read(Op op, const strata_coll_args& args);
@@ -105,21 +120,80 @@ struct strata_comm : strata::collective_kit::Comm {
 
 Error strata_comm::open(const strata_open_args& args) {
   const Options options(args.options);
-  const Settings settings(options);
-  const auto* sync = strata::plugin_kit::host_interface<strata_sync_api>(host, STRATA_HOST_SYNC);
-  if (!sync) return {STRATA_FAILED_PRECONDITION, "the host has no " STRATA_HOST_SYNC};
+  held_->settings = Settings(options);
   if (Error e = strata::rank_env::identify(args, &held_->id); !e.ok()) return e;
   const auto& id = held_->id;
   Address rank0;
   if (Error e = find_rank0(id, options, &rank0); !e.ok()) return e;
   std::optional<ncclUniqueId> given;
   if (Error e = given_unique_id(options, &given); !e.ok()) return e;
+  return meet_others({id.rank, id.world, id.job, rank0}, given, nullptr, Deadline::after(deadline_ns));
+}
 
-  const Deadline deadline = Deadline::after(deadline_ns);
+// The part meets as a job of its own; GPU, NCCL's library and settings are those of the whole.
+Error strata_comm::open_part(strata_comm& whole, const Part& part, const Deadline& deadline) {
+  auto& id = held_->id;
+  id = whole.held_->id;
+  id.rank = part.rank;
+  id.world = part.world();
+  id.job += part.name;
+  id.local_rank = id.local_world = 0;
+  Channel* channel = whole.held_->channel.get();
+  Place place = {id.rank, id.world, id.job, {}};
+  for (int r = 0; r < part.world(); ++r) {
+    const int member = part.members[static_cast<size_t>(r)];
+    place.numbers.push_back(channel->number(member));
+    if (!channel->on_this_machine(member)) continue;
+    id.local_rank += r < part.rank;
+    ++id.local_world;
+  }
+  place.stop = channel->failed();
+  held_->settings = whole.held_->settings;
+  held_->nccl = whole.held_->nccl;
+  held_->gpu = whole.held_->gpu;
+  if (whole.held_->id.world > 1) {
+    if (Error e = find_door(whole, part, deadline, &place); !e.ok()) return e;
+  }
+  return meet_others(std::move(place), {}, channel, deadline);
+}
+
+// Rank 0 of every part listens, and tells all where.
+Error strata_comm::find_door(strata_comm& whole, const Part& part, const Deadline& deadline, Place* place) {
+  Channel& channel = *whole.held_->channel;
+  auto door = std::make_shared<strata::io::Fd>();
+  Door mine{};
+  if (part.rank == 0) {
+    Address address;
+    const Error e = channel.open_door(door.get(), &address);
+    mine = {address.storage, address.length, e.code(), {}};
+    std::strncpy(mine.text, e.text().c_str(), sizeof(mine.text) - 1);
+    place->door = std::move(door);
+  }
+  std::vector<Door> doors(static_cast<size_t>(channel.world()));
+  Post post{};
+  post.call = whole.call_->number;
+  post.bytes = sizeof(mine);
+  std::strncpy(post.label, "split", sizeof(post.label) - 1);
+  if (Error e = channel.exchange(post, &mine, doors.data(), sizeof(mine), deadline); !e.ok()) return e;
+  const int rank0 = part.members[0];
+  const Door& theirs = doors[static_cast<size_t>(rank0)];
+  if (theirs.code != STRATA_OK) return {theirs.code, join(channel.who(rank0), ": ", theirs.text)};
+  place->address.storage = theirs.storage;
+  place->address.length = theirs.length;
+  place->address.text = "the door of " + channel.who(rank0);
+  return {};
+}
+
+// `whole`: of what this is a part.
+Error strata_comm::meet_others(Place place, const std::optional<ncclUniqueId>& given, Channel* whole,
+                               const Deadline& deadline) {
+  const auto& id = held_->id;
+  const auto* sync = strata::plugin_kit::host_interface<strata_sync_api>(host, STRATA_HOST_SYNC);
+  if (!sync) return {STRATA_FAILED_PRECONDITION, "the host has no " STRATA_HOST_SYNC};
   call_ = std::make_unique<Call>(id.rank, id.world);
   Card card{};
   if (given) card.id = *given;
-  Error ready = attempt([&] { prepare(settings); });
+  Error ready = attempt([&] { prepare(); });
   if (ready.ok() && id.world > 1) {
     card.nccl_version = held_->nccl->version;
     if (id.rank == 0 && !given && held_->nccl->get_unique_id(&card.id) != ncclSuccess) {
@@ -130,20 +204,21 @@ Error strata_comm::open(const strata_open_args& args) {
   if (ready.ok() && id.world > 1) held_->communicators = std::make_shared<Communicators>(held_->nccl, held_->gpu);
   if (ready.ok()) held_->flights = std::make_unique<Flights>(held_->gpu, sync);
   Channel::Hooks hooks = {[this](const Error& failure) { stop_device(failure); }, [this] { return look_at_device(); }};
-  held_->channel =
-      std::make_unique<Channel>(strata::control_channel::Place{id.rank, id.world, id.job, rank0}, std::move(hooks));
+  held_->channel = std::make_unique<Channel>(std::move(place), std::move(hooks), whole);
   const Deadline meeting =
       ready.ok() ? deadline
                  : Deadline(std::min<std::chrono::nanoseconds>(kToTellWhy, std::chrono::nanoseconds(deadline_ns)));
   Error e = held_->channel->open(meeting, std::chrono::nanoseconds(deadline_ns));
   if (!e.ok()) return ready.ok() ? e : ready;
-  e = attempt([&] { return join_others(settings, ready, card, deadline); });
+  e = attempt([&] { return join_others(ready, card, deadline); });
   if (e.ok()) return e;
   return fail(e, ready.ok() ? e : Error(e.code(), who() + " cannot open: " + e.text()));
 }
 
 // What needs no other rank: NCCL's library and the GPU.
-void strata_comm::prepare(const Settings& settings) {
+void strata_comm::prepare() {
+  if (held_->gpu) return;  // the whole's
+  const Settings& settings = held_->settings;
   if (held_->id.world > 1) {
     // NCCL has no other switch for it, and reads it once, before the first communicator of the process.
     if (!settings.nvls) ::setenv("NCCL_NVLS_ENABLE", "0", 0);
@@ -153,10 +228,10 @@ void strata_comm::prepare(const Settings& settings) {
   held_->gpu = Gpu::open(settings.device_id, held_->id.local_rank);
 }
 
-Error strata_comm::join_others(const Settings& settings, const Error& ready, Card card, const Deadline& deadline) {
+Error strata_comm::join_others(const Error& ready, Card card, const Deadline& deadline) {
   const auto& id = held_->id;
   card.code = ready.code();
-  card.deterministic = settings.deterministic;
+  card.deterministic = held_->settings.deterministic;
   std::strncpy(card.text, ready.text().c_str(), sizeof(card.text) - 1);
   Post post{};
   post.bytes = sizeof(card);
@@ -184,15 +259,15 @@ Error strata_comm::join_others(const Settings& settings, const Error& ready, Car
                                          [channel] { return !channel->failure().ok(); });
     if (!e.ok()) return e;
   }
-  return start(settings);
+  return start();
 }
 
-Error strata_comm::start(const Settings& settings) {
+Error strata_comm::start() {
   const auto& id = held_->id;
   held_->memory = std::make_unique<Memory>(held_->gpu, held_->communicators,
                                            [this](const std::string& text) { log(STRATA_LOG_WARN, text); });
   held_->collectives =
-      std::make_unique<Collectives>(held_->gpu, held_->communicators, id.rank, id.world, settings.deterministic);
+      std::make_unique<Collectives>(held_->gpu, held_->communicators, id.rank, id.world, held_->settings.deterministic);
   held_->collectives->use_buffer(held_->memory->alloc(Collectives::kBufferBytes));
   if (id.world == 1) return {};
   Flights& flights = *held_->flights;

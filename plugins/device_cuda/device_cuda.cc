@@ -240,6 +240,24 @@ strata_status STRATA_CALL device_accumulate(strata_device* self, float* dst, con
   });
 }
 
+strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* items, uint64_t count,
+                                      uint32_t stride, const strata_stream* stream) {
+  return call(self, "device_cuda fold", [&] {
+    const Work work = work_on(self, stream);
+    for (uint64_t i = 0; i < count; ++i) {
+      const auto& item = *reinterpret_cast<const strata_fold_item*>(reinterpret_cast<const char*>(items) + i * stride);
+      need_float(item.src_dtype);
+      need_float(item.dst_dtype);
+      if (item.adds != 0 && item.dst_dtype != STRATA_F32) {
+        raise(STRATA_INVALID_ARGUMENT, "item ", i, " adds to ", dtype_name(item.dst_dtype), ", only F32 (1) adds");
+      }
+      need_operands(self, item.dst, item.src, item.count);
+    }
+    check(launch_fold(items, count, stride, work.stream), count, " arrays");
+    finish(work, "a fold");
+  });
+}
+
 strata_status STRATA_CALL device_square_sums(strata_device* self, const void* src, strata_dtype dtype, uint64_t count,
                                              double* sums, const strata_stream* stream) {
   return call(self, "device_cuda square_sums", [&] {
@@ -326,13 +344,37 @@ strata_status STRATA_CALL device_stream_record(strata_device* self, const strata
 
 // --- markers ----------------------------------------------------------------------------------------------------
 
-strata_status STRATA_CALL device_marker_create(strata_device* self, strata_marker** out) {
-  return call(self, "device_cuda marker_create", [&] {
+strata_status create_marker(strata_device* self, const char* what, unsigned flags, strata_marker** out) {
+  return call(self, what, [&] {
     auto marker = std::make_unique<strata_marker>();
     // A thread that waits leaves its core to the others: updates on the CPU need them.
-    check(cudaEventCreateWithFlags(&marker->event, cudaEventDisableTiming | cudaEventBlockingSync), "an event");
+    check(cudaEventCreateWithFlags(&marker->event, flags | cudaEventBlockingSync), "an event");
     *out = marker.release();
   });
+}
+
+strata_status STRATA_CALL device_marker_create(strata_device* self, strata_marker** out) {
+  return create_marker(self, "device_cuda marker_create", cudaEventDisableTiming, out);
+}
+
+strata_status STRATA_CALL device_marker_create_timed(strata_device* self, strata_marker** out) {
+  return create_marker(self, "device_cuda marker_create_timed", cudaEventDefault, out);
+}
+
+strata_status STRATA_CALL device_marker_elapsed(strata_device* self, strata_marker* from, strata_marker* to,
+                                                int64_t* ns) {
+  bool reached = false;
+  const strata_status status = call(self, "device_cuda marker_elapsed", [&] {
+    need(from, "from", 1, "marker");
+    need(to, "to", 1, "marker");
+    float ms = 0;
+    const cudaError_t error = cudaEventElapsedTime(&ms, from->event, to->event);
+    reached = error != cudaErrorNotReady;
+    if (!reached) return void(cudaGetLastError());  // it is no error, and must not be found as one later
+    check(error, "time between two markers");
+    *ns = static_cast<int64_t>(static_cast<double>(ms) * 1e6);
+  });
+  return status == STRATA_OK && !reached ? STRATA_AGAIN : status;
 }
 
 void STRATA_CALL device_marker_destroy(strata_device* self, strata_marker* marker) {
@@ -397,6 +439,9 @@ const strata_device_api* device_table() {
     t.marker_record = device_marker_record;
     t.stream_wait_marker = device_stream_wait_marker;
     t.marker_wait_host = device_marker_wait_host;
+    t.marker_create_timed = device_marker_create_timed;
+    t.marker_elapsed = device_marker_elapsed;
+    t.fold = device_fold;
     return t;
   }();
   return &table;

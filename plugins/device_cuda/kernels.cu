@@ -155,11 +155,12 @@ struct FindNonfinite : Operands {  // dst is one index, not an array
   __device__ void one(uint64_t i) const { check(i, load_one<S>(src + i * size_of(S))); }
 };
 
-// `groups` of a warp's elements from `head` on; what is before and behind them goes one by one.
+// `groups` of a warp's elements from `head` on; what is before and behind them goes one by one. One of `threads` does
+// its part.
 template <class Operation>
-__global__ void __launch_bounds__(kThreads) each(Operands operands, uint64_t head, uint64_t groups, uint64_t count) {
+__device__ __forceinline__ void part_of_each(const Operands& operands, uint64_t head, uint64_t groups, uint64_t count,
+                                             uint64_t thread, uint64_t threads) {
   const Operation operation{operands};
-  const uint64_t thread = uint64_t{blockIdx.x} * kThreads + threadIdx.x, threads = uint64_t{gridDim.x} * kThreads;
   for (uint64_t t = thread; t < groups * 32; t += threads) {
     const uint64_t i = head + t / 32 * kGroup + t % 32 * kTogether;
     const Four first = operation.take(i), second = operation.take(i + kSpread);
@@ -168,6 +169,12 @@ __global__ void __launch_bounds__(kThreads) each(Operands operands, uint64_t hea
   }
   const uint64_t together = groups * kGroup;
   for (uint64_t i = thread; i < count - together; i += threads) operation.one(i < head ? i : i + together);
+}
+
+template <class Operation>
+__global__ void __launch_bounds__(kThreads) each(Operands operands, uint64_t head, uint64_t groups, uint64_t count) {
+  part_of_each<Operation>(operands, head, groups, count, uint64_t{blockIdx.x} * kThreads + threadIdx.x,
+                          uint64_t{gridDim.x} * kThreads);
 }
 
 template <class Operation>
@@ -198,6 +205,78 @@ cudaError_t launch_each(const void* kernel, Operands o, size_t dst_size, size_t 
   const uint64_t blocks = std::min((work - 1) / kThreads + 1, kMaxBlocks);
   void* args[] = {&o, &head, &groups, &count};
   return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), args, 0, stream);
+}
+
+// --- many arrays at once ----------------------------------------------------------------------------------------
+
+// One array of a launch, and the blocks that work on it: from first_block on to where the next one's begin.
+struct FoldItem {
+  Operands operands;
+  uint64_t head, groups, count;
+  uint32_t first_block;
+  uint8_t adds, from, to;  // dtypes
+};
+constexpr unsigned kFoldItems = 64;
+struct FoldArguments {
+  unsigned count;
+  uint32_t blocks;
+  FoldItem items[kFoldItems];
+};
+static_assert(sizeof(FoldArguments) <= 4096);  // what a kernel takes as arguments on every CUDA
+constexpr uint64_t kMaxFoldBlocks = 1u << 24;  // of one item
+
+template <class Operation>
+__device__ __forceinline__ void part_of_item(const FoldItem& item, uint64_t thread, uint64_t threads) {
+  part_of_each<Operation>(item.operands, item.head, item.groups, item.count, thread, threads);
+}
+
+template <strata_dtype S>
+__device__ __forceinline__ void fold_from(const FoldItem& item, uint64_t thread, uint64_t threads) {
+  if (item.adds) {
+    part_of_item<Accumulate<S>>(item, thread, threads);
+  } else if (item.to == STRATA_F32) {
+    part_of_item<Cast<S, STRATA_F32, STRATA_ROUND_EVEN>>(item, thread, threads);
+  } else if (item.to == STRATA_BF16) {
+    part_of_item<Cast<S, STRATA_BF16, STRATA_ROUND_EVEN>>(item, thread, threads);
+  } else {
+    part_of_item<Cast<S, STRATA_F16, STRATA_ROUND_EVEN>>(item, thread, threads);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) fold_items(const __grid_constant__ FoldArguments arguments) {
+  unsigned low = 0, high = arguments.count;  // the last item that begins at or before this block
+  while (high - low > 1) {
+    const unsigned middle = (low + high) / 2;
+    (arguments.items[middle].first_block <= blockIdx.x ? low : high) = middle;
+  }
+  const FoldItem& item = arguments.items[low];
+  const uint32_t end = low + 1 < arguments.count ? arguments.items[low + 1].first_block : arguments.blocks;
+  const uint64_t thread = uint64_t{blockIdx.x - item.first_block} * kThreads + threadIdx.x;
+  const uint64_t threads = uint64_t{end - item.first_block} * kThreads;
+  if (item.from == STRATA_F32) return fold_from<STRATA_F32>(item, thread, threads);
+  if (item.from == STRATA_BF16) return fold_from<STRATA_BF16>(item, thread, threads);
+  return fold_from<STRATA_F16>(item, thread, threads);
+}
+
+void append(FoldArguments* arguments, const strata_fold_item& given) {
+  FoldItem& item = arguments->items[arguments->count++];
+  item.operands = {static_cast<char*>(given.dst), static_cast<const char*>(given.src)};
+  item.count = given.count;
+  item.head = head_of(item.operands, size_of(given.dst_dtype), size_of(given.src_dtype), given.count);
+  item.groups = (item.count - item.head) / kGroup;
+  item.first_block = arguments->blocks;
+  item.adds = given.adds != 0;
+  item.from = static_cast<uint8_t>(given.src_dtype);
+  item.to = static_cast<uint8_t>(given.dst_dtype);
+  const uint64_t work = std::max(item.groups * 32, item.count - item.groups * kGroup);
+  arguments->blocks += static_cast<uint32_t>(std::min((work - 1) / kThreads + 1, kMaxFoldBlocks));
+}
+
+cudaError_t launch(FoldArguments* arguments, cudaStream_t stream) {
+  if (arguments->count == 0) return cudaSuccess;
+  void* args[] = {arguments};
+  const dim3 blocks(arguments->blocks);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(fold_items), blocks, dim3(kThreads), args, 0, stream);
 }
 
 // --- sums of squares --------------------------------------------------------------------------------------------
@@ -306,6 +385,7 @@ cudaError_t load_kernel(const void* kernel) {
 }  // namespace
 
 cudaError_t load_kernels() {
+  if (const cudaError_t error = load_kernel(reinterpret_cast<const void*>(fold_items))) return error;
   for (strata_dtype from : {STRATA_F32, STRATA_BF16, STRATA_F16}) {
     for (const void* kernel :
          {accumulate_kernels[index_of(from)], find_kernels[index_of(from)], sum_kernels[index_of(from)]}) {
@@ -331,6 +411,20 @@ cudaError_t launch_accumulate(float* dst, const void* src, strata_dtype src_dtyp
   return launch_each(accumulate_kernels[index_of(src_dtype)],
                      {reinterpret_cast<char*>(dst), static_cast<const char*>(src)}, 4, size_of(src_dtype), count,
                      stream);
+}
+
+cudaError_t launch_fold(const strata_fold_item* items, uint64_t count, uint64_t stride, cudaStream_t stream) {
+  FoldArguments arguments;
+  arguments.count = arguments.blocks = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto& item = *reinterpret_cast<const strata_fold_item*>(reinterpret_cast<const char*>(items) + i * stride);
+    if (item.count == 0) continue;
+    append(&arguments, item);
+    if (arguments.count < kFoldItems) continue;
+    if (const cudaError_t error = launch(&arguments, stream)) return error;
+    arguments.count = arguments.blocks = 0;
+  }
+  return launch(&arguments, stream);
 }
 
 cudaError_t launch_find_nonfinite(uint64_t* first, const void* src, strata_dtype dtype, uint64_t count,

@@ -19,6 +19,8 @@ cudaError_t load_kernels();
 cudaError_t launch_cast(void* dst, strata_dtype dst_dtype, const void* src, strata_dtype src_dtype, uint64_t count,
                         strata_rounding rounding, cudaStream_t stream);
 cudaError_t launch_accumulate(float* dst, const void* src, strata_dtype src_dtype, uint64_t count, cudaStream_t stream);
+// Casts to nearest even and accumulations, in a launch per 64 items. Nothing is allocated: items travel as arguments.
+cudaError_t launch_fold(const strata_fold_item* items, uint64_t count, uint64_t stride, cudaStream_t stream);
 // `sums` is 8-aligned.
 cudaError_t launch_square_sums(double* sums, const void* src, strata_dtype dtype, uint64_t count, cudaStream_t stream);
 // Lowers *first, 8-aligned, to the index of the first inf or NaN.

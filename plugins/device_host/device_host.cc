@@ -17,6 +17,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "host_memory/host_memory.h"
 #include "host_memory/limits.h"
@@ -235,6 +236,45 @@ strata_status STRATA_CALL device_accumulate(strata_device* self, float* dst, con
   });
 }
 
+const strata_fold_item& item_at(const strata_fold_item* items, uint64_t stride, size_t i) {
+  return *reinterpret_cast<const strata_fold_item*>(at(static_cast<const void*>(items), i * stride));
+}
+
+strata_status check_item(strata_device* self, const strata_fold_item& item, const strata_stream* stream) {
+  for (strata_dtype dtype : {item.src_dtype, item.dst_dtype}) {
+    if (strata_status code = check_numbers(self, "fold", dtype, item.count, item.src, item.dst, stream)) return code;
+  }
+  if (item.adds == 0 || item.dst_dtype == STRATA_F32) return STRATA_OK;
+  return bad_argument(self, "fold", "an item adds to dtype " + std::to_string(item.dst_dtype) + ", only F32 (1) adds");
+}
+
+// Items lie one behind the other in one range, which is cut as a single array is: many small ones are one task.
+strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* items, uint64_t count,
+                                      uint32_t stride, const strata_stream* stream) {
+  return guard(self->host, "device_host fold", [&]() -> strata_status {
+    std::vector<uint64_t> ends;
+    uint64_t total = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const strata_fold_item& item = item_at(items, stride, i);
+      if (strata_status code = check_item(self, item, stream)) return code;
+      ends.push_back(total += item.count);
+    }
+    in_float_blocks(self, total, [&](uint64_t begin, uint64_t n) {
+      auto i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+      for (const uint64_t end = begin + n; begin < end; ++i) {
+        const strata_fold_item& item = item_at(items, stride, i);
+        const uint64_t first = begin + item.count - ends[i], part = std::min(end, ends[i]) - begin;
+        auto* kernel = item.adds != 0
+                           ? self->kernels->accumulate[index_of(item.src_dtype)]
+                           : self->kernels->cast[index_of(item.src_dtype)][index_of(item.dst_dtype)][STRATA_ROUND_EVEN];
+        kernel(at(item.dst, first * size_of(item.dst_dtype)), at(item.src, first * size_of(item.src_dtype)), part);
+        begin += part;
+      }
+    });
+    return STRATA_OK;
+  });
+}
+
 strata_status STRATA_CALL device_square_sums(strata_device* self, const void* src, strata_dtype dtype, uint64_t count,
                                              double* sums, const strata_stream* stream) {
   return guard(self->host, "device_host square_sums", [&]() -> strata_status {
@@ -286,6 +326,7 @@ const strata_device_api* device_table() {
     t.accumulate = device_accumulate;
     t.square_sums = device_square_sums;
     t.find_nonfinite = device_find_nonfinite;
+    t.fold = device_fold;
     return t;
   }();
   return &table;

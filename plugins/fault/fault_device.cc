@@ -29,7 +29,10 @@ const Interface kDevice = {STRATA_DEVICE,
                             {"marker_destroy", false, false},
                             {"marker_record", true, false},
                             {"stream_wait_marker", true, false},
-                            {"marker_wait_host", true, false}}};
+                            {"marker_wait_host", true, false},
+                            {"marker_create_timed", true, false},
+                            {"marker_elapsed", true, false},
+                            {"fold", true, false}}};
 
 namespace {
 
@@ -113,6 +116,17 @@ strata_status STRATA_CALL device_stream_wait_marker(strata_device* self, const s
 strata_status STRATA_CALL device_marker_wait_host(strata_device* self, strata_marker* marker) {
   return self->shim.call("marker_wait_host", 0, [&] { return self->api->marker_wait_host(self->inner, marker); });
 }
+strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* items, uint64_t count,
+                                      uint32_t stride, const strata_stream* stream) {
+  return self->shim.call("fold", 0, [&] { return self->api->fold(self->inner, items, count, stride, stream); });
+}
+strata_status STRATA_CALL device_marker_create_timed(strata_device* self, strata_marker** out) {
+  return self->shim.call("marker_create_timed", 0, [&] { return self->api->marker_create_timed(self->inner, out); });
+}
+strata_status STRATA_CALL device_marker_elapsed(strata_device* self, strata_marker* from, strata_marker* to,
+                                                int64_t* ns) {
+  return self->shim.call("marker_elapsed", 0, [&] { return self->api->marker_elapsed(self->inner, from, to, ns); });
+}
 
 }  // namespace
 
@@ -143,6 +157,9 @@ const strata_device_api* device_table() {
     t.marker_record = device_marker_record;
     t.stream_wait_marker = device_stream_wait_marker;
     t.marker_wait_host = device_marker_wait_host;
+    t.marker_create_timed = device_marker_create_timed;
+    t.marker_elapsed = device_marker_elapsed;
+    t.fold = device_fold;
     return t;
   }();
   return &table;

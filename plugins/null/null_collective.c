@@ -22,6 +22,7 @@ struct strata_comm {
   const strata_host* host;
   char job[128];
   block* blocks;
+  struct strata_comm* whole; /* of a part: what it was split from */
   pthread_mutex_t mutex;
   strata_status aborted;
   char reason[256];
@@ -92,6 +93,7 @@ static void STRATA_CALL comm_free(strata_comm* self, void* ptr) {
 
 /* The reason given to abort, as this call's failure; STRATA_OK when there was none. */
 static strata_status check_aborted(strata_comm* self) {
+  if (self->whole) return check_aborted(self->whole);
   char reason[sizeof self->reason];
   pthread_mutex_lock(&self->mutex);
   const strata_status code = self->aborted;
@@ -101,6 +103,10 @@ static strata_status check_aborted(strata_comm* self) {
 }
 
 static void STRATA_CALL comm_abort(strata_comm* self, strata_status code, const char* text) {
+  if (self->whole) {
+    comm_abort(self->whole, code, text);
+    return;
+  }
   pthread_mutex_lock(&self->mutex);
   if (self->aborted == STRATA_OK) {
     self->aborted = code == STRATA_OK ? STRATA_CANCELLED : code;
@@ -165,6 +171,19 @@ static strata_status STRATA_CALL comm_exchange(strata_comm* self, const void* in
   return code;
 }
 
+/* The one part is a world of one rank again, which fails when this one does. */
+static strata_status STRATA_CALL comm_split(strata_comm* self, int32_t colour, int32_t key,
+                                            const strata_coll_args* args, strata_comm** out) {
+  (void)colour, (void)key, (void)args;
+  *out = NULL;
+  const strata_status code = check_aborted(self);
+  if (code != STRATA_OK) return code;
+  const strata_open_args open_args = {.struct_size = sizeof open_args, .host = self->host, .job = self->job};
+  const strata_status opened = comm_open(&open_args, out);
+  if (opened == STRATA_OK) (*out)->whole = self;
+  return opened;
+}
+
 const strata_collective_api null_collective = {
     .struct_size = sizeof(strata_collective_api),
     .abi_minor = STRATA_ABI_MINOR,
@@ -181,4 +200,5 @@ const strata_collective_api null_collective = {
     .barrier = comm_barrier,
     .abort = comm_abort,
     .exchange = comm_exchange,
+    .split = comm_split,
 };

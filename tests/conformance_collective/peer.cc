@@ -14,7 +14,8 @@ std::string setup_name(const Setup& setup) {
 
 Peer::Peer(const Setup& setup, int rank_number, const std::string& job, unsigned host_threads)
     : api(load<strata_collective_api>(setup.plugin, STRATA_COLLECTIVE)),
-      mirror(setup.mirror ? setup.mirror(rank_number) : nullptr),
+      make_mirror([make = setup.mirror, rank_number] { return make ? make(rank_number) : nullptr; }),
+      mirror(make_mirror()),
       options(setup.options ? setup.options() : Options()),
       rank(rank_number, setup.world, setup.threads, job),
       host([](strata_log_level, const std::string&, const std::string&) {}, STRATA_LOG_INFO, host_threads) {

@@ -68,6 +68,7 @@ class Peer {
 
   const strata_collective_api* api;
   strata_comm* comm = nullptr;
+  std::function<std::unique_ptr<Mirror>()> make_mirror;  // for an instance; none where the plugin needs none
   std::unique_ptr<Mirror> mirror;
   Options options;
   Rank rank;

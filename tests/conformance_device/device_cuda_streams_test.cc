@@ -69,6 +69,26 @@ TEST_F(CudaStreams, TheHostWaitsForAMarker) {
   api->marker_destroy(device, done);
 }
 
+TEST_F(CudaStreams, TimedMarkersTellWhenTheyWereReached) {
+  const strata_stream work = stream();
+  char* memory = alloc(kBytes);
+  strata_marker *first = nullptr, *last = nullptr;
+  ASSERT_EQ(api->marker_create_timed(device, &first), STRATA_OK);
+  ASSERT_EQ(api->marker_create_timed(device, &last), STRATA_OK);
+  ASSERT_EQ(api->marker_record(device, first, &work), STRATA_OK);
+  long_work(memory, 9, work);
+  ASSERT_EQ(api->marker_record(device, last, &work), STRATA_OK);
+  int64_t ns = -1;
+  EXPECT_EQ(api->marker_elapsed(device, first, last, &ns), STRATA_AGAIN) << "200 fills of 64 MiB are not done yet";
+  ASSERT_EQ(api->marker_wait_host(device, last), STRATA_OK);
+  ASSERT_EQ(api->marker_elapsed(device, first, last, &ns), STRATA_OK);
+  EXPECT_GT(ns, 0);
+  ASSERT_EQ(api->marker_elapsed(device, last, last, &ns), STRATA_OK);
+  EXPECT_EQ(ns, 0);
+  api->marker_destroy(device, first);
+  api->marker_destroy(device, last);
+}
+
 TEST_F(CudaStreams, AnEventIsSetWhenTheWorkBeforeItIsDone) {
   const strata_stream work = stream();
   char *memory = alloc(kBytes), *seen = alloc_pinned(kBytes);

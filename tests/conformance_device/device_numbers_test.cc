@@ -163,6 +163,71 @@ TEST_P(DeviceNumbers, AccumulatesInFp32) {
   }
 }
 
+// More items than one launch takes, of all types, empty ones and large ones, from anywhere: each as a call of its own
+// would do it, and nothing between them is written.
+TEST_P(DeviceNumbers, FoldsManyAtOnce) {
+  if (!STRATA_HAS(api, strata_device_api, fold) || !api->fold) GTEST_SKIP() << "it leaves fold out";
+  struct Piece {
+    strata_fold_item item;
+    uint64_t appended;  // by a later minor
+  };
+  constexpr size_t kItems = 150, kPlace = 8192, kLast = 300000;  // elements
+  Buffer src((kItems * kPlace + kLast) * 4, 1), dst(src.bytes(), 2);
+  random_bits(src, 4);
+  random_bits(dst, 5);
+  Buffer want = dst;
+  std::vector<Piece> pieces(kItems);
+  {
+    const There s(*this, src), d(*this, dst);
+    std::mt19937_64 random(3);
+    for (size_t i = 0; i < kItems; ++i) {
+      const bool adds = i % 4 == 3;
+      const strata_dtype from = kDtypes[i % 3], to = adds ? STRATA_F32 : kDtypes[i / 3 % 3];
+      const size_t count = i + 1 == kItems ? kLast : i % 17 == 0 ? 0 : random() % (i % 20 == 1 ? kPlace - 64 : 500);
+      const size_t in = i * kPlace * 4 / size_of(from) + random() % 32,
+                   out = i * kPlace * 4 / size_of(to) + random() % 32;
+      pieces[i].item = {sizeof(Piece),  0, d.data() + out * size_of(to), s.data() + in * size_of(from), count, to, from,
+                        adds ? 1u : 0u, 0};
+      for (size_t k = 0; k < count; ++k) {
+        const float x = number(src, from, in + k);
+        if (adds) {
+          want.put(out + k, canonical32(want.get<float>(out + k) + x));
+        } else if (to == STRATA_F32) {
+          want.put(out + k, canonical32(x));
+        } else {
+          want.put(out + k, encode16(x, to, STRATA_ROUND_EVEN));
+        }
+      }
+    }
+    ASSERT_EQ(api->fold(device, &pieces[0].item, kItems, sizeof(Piece), &stream), STRATA_OK);
+    d.back_to(dst);
+  }
+  EXPECT_TRUE(dst.with_edges() == want.with_edges());
+  EXPECT_EQ(api->fold(device, nullptr, 0, sizeof(Piece), &stream), STRATA_OK);
+}
+
+TEST_P(DeviceNumbers, AFoldRefusesWhatItCannotDo) {
+  if (!STRATA_HAS(api, strata_device_api, fold) || !api->fold) GTEST_SKIP() << "it leaves fold out";
+  Buffer src(64), dst(64);
+  const Buffer before = dst;
+  const There s(*this, src), d(*this, dst);
+  const strata_fold_item good = {sizeof(good), 0, d.data(), s.data(), 4, STRATA_F32, STRATA_F32, 0, 0};
+  const auto refused = [&](auto change) {
+    std::vector<strata_fold_item> items = {good, good};
+    items[1].dst = d.data() + 32;
+    change(items[1]);
+    const strata_status code = api->fold(device, items.data(), 2, sizeof(good), &stream);
+    return code == STRATA_INVALID_ARGUMENT ? reason(code) : "status " + std::to_string(code);
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refused([](strata_fold_item& i) { i.src_dtype = STRATA_I64; }), HasSubstr("dtype 6"));
+  EXPECT_THAT(refused([](strata_fold_item& i) { i.dst_dtype = STRATA_I64; }), HasSubstr("dtype 6"));
+  EXPECT_THAT(refused([](strata_fold_item& i) { i.src = nullptr; }), HasSubstr("NULL"));
+  EXPECT_THAT(refused([](strata_fold_item& i) { i.adds = 1, i.dst_dtype = STRATA_BF16; }), HasSubstr("only F32"));
+  d.back_to(dst);
+  EXPECT_TRUE(dst.with_edges() == before.with_edges());  // the good one was not done either
+}
+
 TEST_P(DeviceNumbers, SquareSumsFollowTheTree) {
   for (size_t blocks : {0, 1, 2, 3, 31, 32, 33, 70}) {
     for (strata_dtype dtype : kDtypes) {

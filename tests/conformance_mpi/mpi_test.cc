@@ -40,6 +40,29 @@ Status gather(Peer& peer, uint64_t count, const char* label = "gather layer3") {
   return peer.call(peer.api->all_gather, {item(in.data(), out.data(), count, STRATA_F32, STRATA_F32)}, 1, label);
 }
 
+// ---- split ----
+
+// Rank 0 aborts its part. Rank 1 waits in the other one for rank 3, which does not come before rank 1 has given up.
+TEST(MpiSplit, AnAbortOfOnePartEndsAll) {
+  run_ranks(mpi(), [](Peer& peer, int rank) -> std::string {
+    strata_coll_args args = peer.args({}, 77, "split");
+    strata_comm *part = nullptr, *const whole = peer.comm;
+    RETURN_IF_BAD(expect_ok(take_failure(peer.api->split(whole, rank % 2, 0, &args, &part))));
+    RETURN_IF_BAD(expect_ok(peer.barrier("parts are there")));
+    peer.comm = part;
+    if (rank == 0) peer.api->abort(part, STRATA_DATA_LOSS, "shard 3 cannot be read");
+    if (rank == 3 && !wait_for_mark("part_failed", 1)) return "rank 1 did not give up";
+    Status status;
+    while (status.ok()) status = peer.barrier("in the part");
+    if (rank == 1) mark("part_failed");
+    peer.close();
+    peer.comm = whole;
+    const strata_status code = rank == 0 ? STRATA_DATA_LOSS : STRATA_CANCELLED;
+    RETURN_IF_BAD(expect_error(status, code, {"aborted", "shard 3 cannot be read"}));
+    return expect_error(peer.barrier("of all"), code, {"shard 3 cannot be read"});
+  });
+}
+
 // ---- failures ----
 
 // For a rank that comes when others have called the barrier and given up: every rank has called it then, so it may

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "core/event.h"
+#include "core/plugins/event.h"
 #include "strata/iface/offload.h"
 #include "tests/support/plugin_fixture.h"
 

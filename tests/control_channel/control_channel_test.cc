@@ -123,6 +123,42 @@ INSTANTIATE_TEST_SUITE_P(All, ControlChannel,
                                   (p.param.tcp ? "tcp_" : "local_") + std::to_string(p.param.world);
                          });
 
+// The last two ranks meet again as a part, at a door that one of them opened, in the other order.
+TEST_P(ControlChannel, APartMeetsAtADoorAndFailsWithTheWhole) {
+  if (world() < 3) GTEST_SKIP() << "no rank is left out";
+  run([&](Channel& channel, int rank) -> std::string {
+    const int last = world() - 1;
+    io::Fd door;
+    Address address;
+    if (rank == last) {
+      if (Error e = channel.open_door(&door, &address); !e.ok()) return text_of(e);
+    }
+    struct Where {
+      sockaddr_storage storage;
+      socklen_t length;
+    };
+    const Where mine = {address.storage, address.length};
+    std::vector<Where> all(static_cast<size_t>(world()));
+    Error e = channel.exchange(post(1, Op::kExchange), &mine, all.data(), sizeof(mine), Deadline(kLong));
+    if (!e.ok()) return text_of(e);
+    if (rank < last - 1) return needs(ending(channel), {"rank " + std::to_string(last), "died in the part"});
+    Place place = {last - rank, 2, "part", {}};
+    place.address.storage = all.back().storage;
+    place.address.length = all.back().length;
+    place.numbers = {last, last - 1};
+    place.stop = channel.failed();
+    if (rank == last) place.door = std::make_shared<io::Fd>(std::move(door));
+    Channel part(place, {}, &channel);
+    if (e = part.open(Deadline(kLong), kLong); !e.ok()) return text_of(e);
+    int both[2];
+    e = part.exchange(post(1, Op::kExchange), &rank, both, sizeof(rank), Deadline(kLong));
+    if (!e.ok() || both[0] != last || both[1] != last - 1) return "exchange of the part: " + text_of(e);
+    const Error failure(STRATA_UNAVAILABLE, part.who(0) + " died in the part");
+    if (rank == last) (void)part.fail(failure, failure);
+    return needs(ending(part), {"rank " + std::to_string(last), "in the part"});
+  });
+}
+
 TEST_P(ControlChannel, ExchangesBringEveryRanksBytesToAll) {
   run([&](Channel& channel, int rank) -> std::string {
     uint64_t number = 0;

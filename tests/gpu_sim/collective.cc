@@ -286,6 +286,7 @@ Error strata_comm::move(const Work& work, const Deadline& deadline) {
                                  call.root,
                                  0,
                                  std::max<int64_t>(1, deadline.left_ns()),
+                                 nullptr,
                                  nullptr};
   if (Error e = data_.call(slot_of(call.op), args); !e.ok()) return e;
   for (size_t k = 0; k < items.size(); ++k) copy(outputs[k], items[k].out, call.out_bytes(call.items[k]));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "gpu.h"
 #include "interfaces.h"
@@ -17,6 +18,7 @@
 #include "plugins/device_host/kernels.h"
 
 struct strata_marker {
+  const bool timed;
   std::mutex mutex;
   std::shared_ptr<gpu_sim::Point> point;  // nullptr: never recorded
 
@@ -201,6 +203,34 @@ strata_status STRATA_CALL device_accumulate(strata_device* self, float* dst, con
   });
 }
 
+void need_item(const strata_fold_item& item) {
+  need_numbers(item.src_dtype, item.count, item.src, item.dst);
+  need_float(item.dst_dtype);
+  if (item.adds != 0 && item.dst_dtype != STRATA_F32) {
+    raise(STRATA_INVALID_ARGUMENT, "an item adds to dtype ", item.dst_dtype, ", only F32 (1) adds");
+  }
+}
+
+strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* given, uint64_t count,
+                                      uint32_t stride, const strata_stream* stream) {
+  return guard(self->host, "gpu_sim fold", [&] {
+    std::vector<strata_fold_item> items;
+    for (uint64_t i = 0; i < count; ++i) {
+      need_item(items.emplace_back(
+          *reinterpret_cast<const strata_fold_item*>(reinterpret_cast<const char*>(given) + i * stride)));
+    }
+    // A GPU gives no order to the items of a launch: here the last one goes first.
+    submit(self, "fold", stream, [items = std::move(items), memory = &self->memory()] {
+      for (auto item = items.rbegin(); item != items.rend(); ++item) {
+        const int from = index_of(item->src_dtype), to = index_of(item->dst_dtype);
+        auto* kernel = item->adds != 0 ? kernels().accumulate[from] : kernels().cast[from][to][STRATA_ROUND_EVEN];
+        kernel(memory->resolve(item->dst, item->count * size_of(item->dst_dtype), kPinned),
+               memory->resolve(item->src, item->count * size_of(item->src_dtype), kPinned), item->count);
+      }
+    });
+  });
+}
+
 strata_status STRATA_CALL device_square_sums(strata_device* self, const void* src, strata_dtype dtype, uint64_t count,
                                              double* sums, const strata_stream* stream) {
   return guard(self->host, "gpu_sim square_sums", [&] {
@@ -272,13 +302,36 @@ strata_status STRATA_CALL device_stream_record(strata_device* self, const strata
 
 // --- markers --------------------------------------------------------------------------------------------------------
 
-strata_status STRATA_CALL device_marker_create(strata_device* self, strata_marker** out) {
+strata_status create_marker(strata_device* self, bool timed, strata_marker** out) {
   return guard(self->host, "gpu_sim marker_create", [&] {
-    auto marker = std::make_unique<strata_marker>();
+    std::unique_ptr<strata_marker> marker(new strata_marker{timed, {}, {}});
     std::lock_guard lock(self->mutex);
     self->markers.insert(marker.get());
     *out = marker.release();
   });
+}
+
+strata_status STRATA_CALL device_marker_create(strata_device* self, strata_marker** out) {
+  return create_marker(self, false, out);
+}
+
+strata_status STRATA_CALL device_marker_create_timed(strata_device* self, strata_marker** out) {
+  return create_marker(self, true, out);
+}
+
+strata_status STRATA_CALL device_marker_elapsed(strata_device* self, strata_marker* from, strata_marker* to,
+                                                int64_t* ns) {
+  bool reached = false;
+  const strata_status status = guard(self->host, "gpu_sim marker_elapsed", [&] {
+    const std::shared_ptr<Point> first = from->now(), last = to->now();
+    if (!from->timed || !to->timed || !first || !last) {
+      raise(STRATA_INVALID_ARGUMENT, "a marker that is not timed, or was not recorded on a stream");
+    }
+    const auto begin = first->reached_at(), end = last->reached_at();
+    reached = begin && end;
+    if (reached) *ns = (*end - *begin).count();
+  });
+  return status == STRATA_OK && !reached ? STRATA_AGAIN : status;
 }
 
 void STRATA_CALL device_marker_destroy(strata_device* self, strata_marker* marker) {
@@ -361,6 +414,9 @@ const strata_device_api device_table = {
     device_marker_record,
     device_stream_wait_marker,
     device_marker_wait_host,
+    device_fold,
+    device_marker_create_timed,
+    device_marker_elapsed,
 };
 
 const strata_gpu_sim_control_api control_table = {sizeof(strata_gpu_sim_control_api), STRATA_ABI_MINOR, control_hold};

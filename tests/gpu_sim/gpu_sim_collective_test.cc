@@ -20,17 +20,9 @@ strata_coll_item item(const void* in, void* out, uint64_t count, strata_dtype in
 
 struct Args {
   Args(std::vector<strata_coll_item> group, uint64_t tag, const strata_stream* on, int64_t deadline_ns = -1)
-      : items(std::move(group)), c{sizeof(c),
-                                   STRATA_ABI_MINOR,
-                                   items.data(),
-                                   items.size(),
-                                   sizeof(strata_coll_item),
-                                   tag,
-                                   "a test",
-                                   0,
-                                   0,
-                                   deadline_ns,
-                                   on} {}
+      : items(std::move(group)),
+        c{sizeof(c), STRATA_ABI_MINOR, items.data(), items.size(), sizeof(strata_coll_item), tag, "a test", 0,
+          0,         deadline_ns,      on,           nullptr} {}
   std::vector<strata_coll_item> items;
   strata_coll_args c;
 };

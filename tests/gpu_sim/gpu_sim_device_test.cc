@@ -302,6 +302,33 @@ TEST_F(GpuSim, AMarkerOrdersTwoStreams) {
   EXPECT_EQ(rank.get(to, 1)[0], 5);
 }
 
+TEST_F(GpuSim, TimedMarkersTellWhenTheyWereReached) {
+  const strata_stream on = rank.stream();
+  strata_marker *first = nullptr, *last = nullptr;
+  int64_t ns = -1;
+  ASSERT_DONE(rank.device->marker_create_timed(rank.gpu, &first));
+  ASSERT_DONE(rank.device->marker_create_timed(rank.gpu, &last));
+  EXPECT_EQ(rank.device->marker_elapsed(rank.gpu, first, last, &ns), STRATA_INVALID_ARGUMENT) << "not recorded";
+  record_marker(first, on);
+  EXPECT_TRUE(rank.wait(on).ok());
+  {
+    Gate gate(rank, on);
+    record_marker(last, on);
+    EXPECT_EQ(rank.device->marker_elapsed(rank.gpu, first, last, &ns), STRATA_AGAIN);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    gate.open();
+  }
+  EXPECT_TRUE(rank.wait(on).ok());
+  ASSERT_DONE(rank.device->marker_elapsed(rank.gpu, first, last, &ns));
+  EXPECT_GE(ns, 2'000'000);
+  ASSERT_DONE(rank.device->marker_elapsed(rank.gpu, last, last, &ns));
+  EXPECT_EQ(ns, 0);
+  strata_marker* plain = marker();
+  record_marker(plain, on);
+  EXPECT_TRUE(rank.wait(on).ok());
+  EXPECT_EQ(rank.device->marker_elapsed(rank.gpu, first, plain, &ns), STRATA_INVALID_ARGUMENT) << "not timed";
+}
+
 TEST_F(GpuSim, AMarkerThatWasNeverRecordedIsPassed) {
   const strata_stream on = rank.stream();
   strata_marker* point = marker();

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/event.h"
-#include "core/plugins.h"
+#include "core/plugins/event.h"
+#include "core/plugins/plugins.h"
 #include "gpu_sim_control.h"
 #include "strata/iface/collective.h"
 #include "tests/support/plugin_fixture.h"

@@ -9,12 +9,18 @@ namespace gpu_sim {
 void Point::reach() {
   std::lock_guard lock(mutex_);
   reached_ = true;
+  at_ = std::chrono::steady_clock::now().time_since_epoch();
   reached_now_.notify_all();
 }
 
 void Point::wait() {
   std::unique_lock lock(mutex_);
   reached_now_.wait(lock, [&] { return reached_; });
+}
+
+std::optional<std::chrono::nanoseconds> Point::reached_at() {
+  std::lock_guard lock(mutex_);
+  return reached_ ? std::optional(at_) : std::nullopt;
 }
 
 Stream::Stream(std::chrono::microseconds longest_delay, uint64_t seed)

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -20,11 +21,14 @@ class Point {
  public:
   void reach();
   void wait();
+  // When it was, by the steady clock; nothing while it is not reached.
+  std::optional<std::chrono::nanoseconds> reached_at();
 
  private:
   std::mutex mutex_;
   std::condition_variable reached_now_;
   bool reached_ = false;
+  std::chrono::nanoseconds at_{0};
 };
 
 class Stream {

@@ -3,6 +3,7 @@
 
   abi                 <stddef.h>, <stdint.h> and "strata/..."
   core/manifest       its own files and core/status.h
+  core/plugins        the same, core/hash.h and core/manifest
   core                no plugin, and no header of a backend (CUDA, NCCL, HDF5, MPI, io_uring, CBLAS)
   libs, plugins       never core/; a plugin sees "strata/...", libs and its own folder, never another plugin
   hosts, examples     "strata/strata.h" and their own files
@@ -40,9 +41,13 @@ def wrong(path, quote, name):
         return None if allowed else "abi includes <stddef.h>, <stdint.h> and strata/ only"
     if quote == "<":
         return None
-    if path.parts[:2] == ("core", "manifest"):
+    if path.parts[:2] == ("core", "manifest") and quote == '"':
         own = name.startswith(("core/manifest/", "strata/")) or name == "core/status.h"
         return None if own else "core/manifest includes its own files, core/status.h and strata/ only"
+    if path.parts[:2] == ("core", "plugins"):
+        own = name.startswith(("core/plugins/", "core/manifest/", "strata/"))
+        own = own or name in ("core/status.h", "core/hash.h")
+        return None if own else "core/plugins includes its own files, core/manifest and strata/ only"
     if top == "core":
         return None if name.startswith(("core/", "strata/")) else "core includes core/ and strata/ only"
     if top in ("plugins", "libs"):

@@ -33,10 +33,10 @@ class Includes(unittest.TestCase):
 
     def test_refused(self):
         for path, include in [
-                ("abi/strata/abi.h", "<stdio.h>"), ("abi/strata/iface/device.h", '"core/host.h"'),
+                ("abi/strata/abi.h", "<stdio.h>"), ("abi/strata/iface/device.h", '"core/plugins/host.h"'),
                 ("core/engine.cc", '"plugins/null/null.h"'), ("core/engine.cc", "<cuda_runtime.h>"),
                 ("core/engine.cc", "<nccl.h>"), ("core/engine.cc", "<hdf5.h>"), ("core/engine.cc", "<mpi.h>"),
-                ("core/engine.cc", "<liburing.h>"), ("plugins/null/null.c", '"core/host.h"'),
+                ("core/engine.cc", "<liburing.h>"), ("plugins/null/null.c", '"core/plugins/host.h"'),
                 ("plugins/null/null.c", '"fault.h"'), ("plugins/null/null.c", '"../fault/shim.h"'),
                 ("plugins/null/null.c", "<hdf5.h>"), ("libs/io/direct_file.cc", '"core/status.h"'),
                 ("examples/gpt/main.cc", '"strata/host.h"'), ("examples/gpt/main.cc", '"libs/io/direct_file.h"'),
@@ -46,7 +46,7 @@ class Includes(unittest.TestCase):
     def test_allowed(self):
         for path, include in [
                 ("abi/strata/abi.h", "<stdint.h>"), ("abi/strata/host.h", '"strata/types.h"'),
-                ("core/engine.cc", '"core/engine.h"'), ("core/log.cc", "<spdlog/spdlog.h>"),
+                ("core/engine.cc", '"core/engine.h"'), ("core/plugins/log.cc", "<spdlog/spdlog.h>"),
                 ("plugins/null/null.c", '"null.h"'), ("plugins/null/null.c", '"strata/plugin.h"'),
                 ("plugins/checkpoint/h5.cc", "<hdf5.h>"), ("examples/gpt/main.cc", '"strata/strata.h"')]:
             self.assertIsNone(self.verdict(path, include), (path, include))

@@ -59,6 +59,13 @@ def is_mapped_by_somebody(name):
 class Job:
     """Processes of one run. `arguments` are those of gpt train; `settings` override the manifest."""
 
+    environment = {}  # further variables of its processes
+
+    @staticmethod
+    def command(arguments, settings):
+        command = [str(PROGRAM), "train", "--manifest", str(MANIFEST), "--size", "tiny", "--threads", "1", *arguments]
+        return command + [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
     def __init__(self, folder, world, arguments, launcher=(), **settings):
         self.world = world
         self.name = f"kill-{os.getpid()}-{next(numbers)}"
@@ -67,16 +74,15 @@ class Job:
         self.temporary.mkdir(parents=True)
         self.shared_before = shared_memory()
         self.began = time.monotonic()
-        command = [str(PROGRAM), "train", "--manifest", str(MANIFEST), "--size", "tiny", "--threads", "1", *arguments]
-        for key, value in settings.items():
-            command += ["--set", f"{key}={value}"]
+        command = self.command(arguments, settings)
         self.processes = []
         for rank in [0] if launcher else range(world):
             place = {"STRATA_JOB": self.name, "STRATA_RANK": str(rank), "STRATA_WORLD_SIZE": str(world)}
             with open(self.folder / f"out{rank}", "wb") as out, open(self.folder / f"err{rank}", "wb") as err:
                 self.processes.append(subprocess.Popen(
                     [*launcher, *command], stdout=out, stderr=err, stdin=subprocess.DEVNULL, cwd=self.temporary,
-                    env=environment(self.temporary, self.name) | ({} if launcher else place), start_new_session=True))
+                    env=environment(self.temporary, self.name) | self.environment | ({} if launcher else place),
+                    start_new_session=True))
 
     def __enter__(self):
         return self

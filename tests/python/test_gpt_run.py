@@ -41,7 +41,7 @@ class GptRun(unittest.TestCase):
     def gpt(self, *args, fails=False):
         done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, errors="replace", timeout=100)
         self.assertEqual(done.returncode != 0, fails, done.stdout + done.stderr)
-        return done.stderr if fails else done.stdout
+        return done.stderr if fails else (done.stdout, done.stderr)
 
     def train(self, *args, **kwargs):
         return self.gpt("train", "--manifest", self.manifest, "--text", self.dir / "text.txt", "--size", "tiny",
@@ -49,9 +49,10 @@ class GptRun(unittest.TestCase):
 
     @staticmethod
     def losses(text):
-        """{step: (loss, gradient norm)} and the final held-out loss."""
-        lines = re.findall(r"step (\d+)/12  loss (\S+)  grad norm (\S+)", text)
-        return {int(step): (loss, norm) for step, loss, norm in lines}, re.findall(r"held-out loss (\S+)", text)[-1]
+        """{step: (loss, gradient norm)}, as the engine logs it, and the final held-out loss."""
+        out, log = text
+        lines = re.findall(r"step (\d+): loss (\S+), grad norm ([^\s,]+)", log)
+        return {int(step): (loss, norm) for step, loss, norm in lines}, re.findall(r"held-out loss (\S+)", out)[-1]
 
     def test_a_resumed_run_repeats_the_uninterrupted_one(self):
         whole, held_out = self.losses(self.train("--save", self.dir / "ckpt", "--save-every", 5))
@@ -66,9 +67,9 @@ class GptRun(unittest.TestCase):
     def test_weight_file_and_checkpoint_generate_the_same_text(self):
         self.train("--save", self.dir / "ckpt", "--export", self.dir / "gpt.h5")
         common = ("generate", "--prompt", "In the", "--bytes", 80, "--threads", 1)
-        from_file = self.gpt(*common, "--weights", self.dir / "gpt.h5")
-        from_checkpoint = self.gpt(*common, "--checkpoint", self.dir / "ckpt", "--manifest", self.manifest,
-                                   "--size", "tiny")
+        from_file, _ = self.gpt(*common, "--weights", self.dir / "gpt.h5")
+        from_checkpoint, _ = self.gpt(*common, "--checkpoint", self.dir / "ckpt", "--manifest", self.manifest,
+                                      "--size", "tiny")
         self.assertTrue(from_file.startswith("In the"))
         self.assertGreaterEqual(len(from_file), 80)
         self.assertEqual(from_file, from_checkpoint)

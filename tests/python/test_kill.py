@@ -30,7 +30,7 @@ STEPS, SAVE_EVERY = 12, 2
 LOADED = 4  # the step of the checkpoint that runs killed while loading were to load
 MOMENTS = ("save", "train", "load", "start-up", "save")
 
-STEP_LINE = re.compile(r"^step (\d+)/\d+  loss (\S+)  grad norm (\S+)", re.M)
+STEP_LINE = re.compile(r"step (\d+): loss (\S+) \(rank 0\), grad norm ([^\s,]+)")
 MET = r"rank 0 of \d"  # the engine's log line once all ranks have met
 LOADS = r"plugin checkpoint"  # the plugin is opened when it is first needed: in a resumed run, for loading
 reached = collections.Counter()
@@ -63,12 +63,12 @@ class Reference:
     def __init__(self, train, root):
         self.root = root
         with train(root) as job:
-            first = self.start_up = job.wait_for(r"step 1/")
-            begin = job.wait_for(rf"step {LOADED}/")
+            first = self.start_up = job.wait_for(r"step 1: ")
+            begin = job.wait_for(rf"step {LOADED}: ")
             self.save = job.wait_for(rf"saved .*step{LOADED:06}") - begin
             job.succeed()
             self.step = max(0.005, (begin - first) / (LOADED - 1))
-            self.losses, self.held_out = losses(job.out())
+            self.losses, self.held_out = losses(job)
         assert sorted(self.losses) == list(range(1, STEPS + 1))
         assert len(set(self.losses.values())) == STEPS
         assert_complete(root)
@@ -91,9 +91,10 @@ def table(request):
         print(f"\nkills by moment: {counts or 'none'}")
 
 
-def losses(out):
-    """{step: (loss, gradient norm)} and the held-out loss, as printed."""
-    return {int(s): (loss, norm) for s, loss, norm in STEP_LINE.findall(out)}, re.findall(r"held-out loss (\S+)", out)
+def losses(job):
+    """{step: (loss, gradient norm)}, as the engine logged it, and the held-out loss, as printed."""
+    steps = {int(s): (loss, norm) for s, loss, norm in STEP_LINE.findall(job.err())}
+    return steps, re.findall(r"held-out loss (\S+)", job.out())
 
 
 def tag(step):
@@ -128,7 +129,7 @@ def goes_on(train, root, reference):
     with train(root) as job:
         out = job.succeed()
     assert re.findall(r"^resumed .* at step (\d+)$", out, re.M) == ([str(newest)] if newest else []), out
-    found, held_out = losses(out)
+    found, held_out = losses(job)
     assert found == {step: reference.losses[step] for step in range(newest + 1, STEPS + 1)}
     assert held_out == reference.held_out
     assert_complete(root)
@@ -154,7 +155,7 @@ class Kill:
             job.wait_for(LOADS)
             delay = reference.load
         else:
-            job.wait_for(rf"step {self.step}/")
+            job.wait_for(rf"step {self.step}: ")
             delay = reference.save if self.moment == "save" else reference.step
         time.sleep(delay * self.fraction)
         job.send(signal.SIGKILL, self.dead)
@@ -163,7 +164,7 @@ class Kill:
 def where(job, root, resumed):
     """What the run was doing when it was hit, by what it had printed and what lies in the directory."""
     out = job.out()
-    steps = [int(step) for step, _, _ in STEP_LINE.findall(out)]
+    steps = [int(step) for step, _, _ in STEP_LINE.findall(job.err())]
     if not steps:
         if resumed and "resumed" not in out and re.search(LOADS, job.err()):
             return "load"
@@ -195,7 +196,7 @@ def test_a_killed_run_goes_on_with_the_losses_it_had(train, reference, tmp_path,
         job.assert_nothing_left()
         out = job.out()
 
-    found, _ = losses(out)
+    found, _ = losses(job)
     assert found == {step: reference.losses[step] for step in found}
     said = [int(step) for step in re.findall(r"^saved .*/step(\d{6})$", out, re.M)]
     now = committed(root)
@@ -215,7 +216,7 @@ def test_a_kill_between_commit_and_latest_is_like_any_other(train, reference, tm
 
 # ---- one of four ranks -----------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("moment", ["start-up", r"step 3/", r"step 4/"])
+@pytest.mark.parametrize("moment", ["start-up", r"step 3: ", r"step 4: "])
 def test_three_ranks_name_the_fourth(train, tmp_path, moment):
     limits = {"deadline_seconds": 5} if moment == "start-up" else {}
     with train(tmp_path / "ckpt", 4, **limits) as job:
@@ -229,7 +230,7 @@ def test_three_ranks_name_the_fourth(train, tmp_path, moment):
 
 def test_a_stopped_rank_is_named_at_the_deadline(train, tmp_path):
     with train(tmp_path / "ckpt", 4, deadline_seconds=5) as job:
-        job.wait_for(r"step 1/")
+        job.wait_for(r"step 1: ")
         job.send(signal.SIGSTOP, [2])
         for rank in (0, 1, 3):
             job.processes[rank].wait(PATIENCE)
@@ -250,7 +251,7 @@ needs_mpirun = pytest.mark.skipif(not MPIRUN, reason="there is no mpirun")
 @needs_mpirun
 def test_a_launcher_names_the_rank_and_its_signal(train, tmp_path):
     with train(tmp_path / "ckpt", 4, LAUNCHER) as job:
-        job.wait_for(r"step 3/")
+        job.wait_for(r"step 3: ")
         ranks = children_of(job.processes[0].pid)
         os.kill(ranks[2], signal.SIGKILL)
         assert job.wait()[0] > 0, job.everything()

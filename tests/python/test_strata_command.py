@@ -149,6 +149,16 @@ def test_check_fits_the_batch_to_the_world(manifest):
     assert code == 1 and "with --world 1" in err and "must be exactly 4" in err
 
 
+def test_check_cuts_the_world_into_models(manifest):
+    path = manifest("train_micro_batch_size_per_gpu = 2\ntensor_model_parallel_size = 2\n"
+                    "pipeline_model_parallel_size = 3\n")
+    assert "world 6: train_batch_size 2 = 2 per rank x 1 accumulated x 1 data-parallel rank" in run("check", path)[1]
+    assert "train_batch_size 8 = 2 per rank x 1 accumulated x 4 data-parallel ranks" in run(
+        "check", path, "--world", "24")[1]
+    code, _, err = run("check", path, "--world", "8")
+    assert code == 1 and "world of 8 ranks" in err and "tensor_model_parallel_size = 2 x" in err
+
+
 def test_check_takes_overrides():
     settings = ["--set", "train_micro_batch_size_per_gpu=5", "--set", "gradient_accumulation_steps=3"]
     for arguments in ([GOOD, *settings], [*settings, GOOD]):

@@ -36,9 +36,35 @@ Gpu::Gpu(const std::string& plugin, const std::string& job, int rank, int world,
   const strata_open_args args = host_.args(&options_);
   EXPECT_EQ(api_->open(&args, &self_), STRATA_OK);
   EXPECT_EQ(api_->stream_create(self_, 0, &stream_), STRATA_OK);
+  lender_ = {sizeof(lender_), STRATA_ABI_MINOR, this, lend, take_back};
+}
+
+// What a framework's allocator does: memory that kernels before may still use, and kernels after it use again.
+void* Gpu::lend(void* self, uint64_t bytes, const strata_stream* stream) {
+  auto* gpu = static_cast<Gpu*>(self);
+  void* memory = nullptr;
+  EXPECT_EQ(gpu->api_->alloc(gpu->self_, bytes, &memory), STRATA_OK);
+  EXPECT_EQ(gpu->api_->fill(gpu->self_, memory, 0xFF, bytes, stream ? stream : &gpu->stream_), STRATA_OK);
+  if (!stream) {
+    EXPECT_EQ(gpu->api_->stream_wait_host(gpu->self_, &gpu->stream_), STRATA_OK);
+  }
+  gpu->lent_[memory] = bytes;
+  ++gpu->loans_;
+  ++gpu->on_loan_;
+  return memory;
+}
+
+void Gpu::take_back(void* self, void* memory, const strata_stream* stream) {
+  auto* gpu = static_cast<Gpu*>(self);
+  const uint64_t bytes = gpu->lent_.at(memory);
+  gpu->lent_.erase(memory);
+  --gpu->on_loan_;
+  EXPECT_EQ(gpu->api_->fill(gpu->self_, memory, 0xFF, bytes, stream ? stream : &gpu->stream_), STRATA_OK);
+  gpu->device_.push_back(memory);
 }
 
 Gpu::~Gpu() {
+  EXPECT_EQ(on_loan_, 0);
   wait();
   api_->stream_destroy(self_, &stream_);
   api_->close(self_);
@@ -57,6 +83,16 @@ strata_tensor Gpu::gradient(const strata_tensor& weight, const std::vector<float
   strata_tensor t = weight;
   t.data = bytes > 0 ? device_.back() : weight.data;
   t.dtype = STRATA_F32;
+  return t;
+}
+
+strata_tensor Gpu::zeros(const strata_tensor& weight, uint64_t elements) {
+  strata_tensor t = weight;
+  t.dtype = STRATA_F32;
+  if (elements == 0) return t;
+  EXPECT_EQ(api_->alloc(self_, elements * sizeof(float), &device_.emplace_back()), STRATA_OK);
+  EXPECT_EQ(api_->fill(self_, device_.back(), 0, elements * sizeof(float), &stream_), STRATA_OK);
+  t.data = device_.back();
   return t;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,12 @@ class Gpu {
   const strata_stream* stream() const { return &stream_; }
   // On the stream: a tensor of noise + weight, fp32, that stays until `wait`. `weight` is a fetched view.
   strata_tensor gradient(const strata_tensor& weight, const std::vector<float>& noise);
+  // The same, of zeros.
+  strata_tensor zeros(const strata_tensor& weight, uint64_t elements);
+  // Memory for gradients: fresh at every loan, full of NaN before and after it.
+  const strata_lender* lender() const { return &lender_; }
+  int loans() const { return loans_; }
+  int on_loan() const { return on_loan_; }
   // Until everything on the stream is done.
   void wait();
 
@@ -31,7 +38,12 @@ class Gpu {
   Rank host_;
   const strata_device_api* api_;
   strata_device* self_ = nullptr;
+  static void* STRATA_CALL lend(void* self, uint64_t bytes, const strata_stream* stream);
+  static void STRATA_CALL take_back(void* self, void* memory, const strata_stream* stream);
   strata_stream stream_{};
+  strata_lender lender_{};
+  std::map<void*, uint64_t> lent_;
+  int loans_ = 0, on_loan_ = 0;
   std::deque<void*> device_, pinned_;
 };
 

@@ -114,7 +114,8 @@ float load_value(const strata_tensor& t, uint64_t i) {
 }
 }  // namespace
 
-strata_engine* open_rank(const Trial& t, const std::string& job, int rank, std::string* error) {
+strata_engine* open_rank(const Trial& t, const std::string& job, int rank, std::string* error,
+                         const strata_lender* gradient_memory) {
   const std::string manifest = manifest_of(t);
   std::vector<const char*> overrides;
   for (const std::string& o : t.overrides) overrides.push_back(o.c_str());
@@ -129,6 +130,7 @@ strata_engine* open_rank(const Trial& t, const std::string& job, int rank, std::
   args.threads = 1;
   args.rank = rank;
   args.world = t.world;
+  args.gradient_memory = gradient_memory;
   strata_engine* engine = nullptr;
   if (strata_open(&args, &engine) != STRATA_OK) *error = failure("open");
   return engine;
@@ -181,9 +183,18 @@ strata_tensor cpu_gradient(const ModelParam& p, const strata_tensor& weight, std
   return fp32_tensor(p, values->data());
 }
 
-// ... and of all params of a unit, handed over.
+bool is_tied(const Model& m, size_t k) {
+  return m.params[k].tied_to >= 0 || std::any_of(m.params.begin(), m.params.end(),
+                                                 [k](const ModelParam& p) { return p.tied_to == static_cast<int>(k); });
+}
+
+// ... and of all params of a unit, handed over: every other step in one call, where one param comes twice, with zeros
+// first, so that whoever does not add them in their order loses the gradient.
 std::string give_gradients(strata_engine* e, const Model& m, strata_unit unit, int step, int micro, int rank,
                            std::deque<std::vector<float>>* kept, Gpu* gpu) {
+  const bool together = step % 2 == 1;
+  std::vector<strata_param> params;
+  std::vector<strata_tensor> tensors;
   for (size_t k = 0; k < m.params.size(); ++k) {
     const ModelParam& p = m.params[k];
     if (p.unit != static_cast<int>(unit) || p.frozen) continue;
@@ -193,8 +204,17 @@ std::string give_gradients(strata_engine* e, const Model& m, strata_unit unit, i
     std::vector<float>& g = kept->emplace_back(p.numel());
     for (uint64_t i = 0; i < g.size(); ++i) g[i] = gradient_noise(step, micro, rank, k, i);
     const strata_tensor t = gpu ? gpu->gradient(view, g) : cpu_gradient(p, view, &g);
-    const strata_stream* stream = gpu ? gpu->stream() : nullptr;
-    if (strata_grad(e, static_cast<strata_param>(k), &t, stream) != STRATA_OK) return failure("grad");
+    if (together && params.empty() && !is_tied(m, k)) {
+      params.push_back(static_cast<strata_param>(k));
+      tensors.push_back(gpu ? gpu->zeros(view, p.numel()) : fp32_tensor(p, kept->emplace_back(p.numel()).data()));
+    }
+    params.push_back(static_cast<strata_param>(k));
+    tensors.push_back(t);
+  }
+  const strata_stream* stream = gpu ? gpu->stream() : nullptr;
+  const size_t each = together ? params.size() : 1;
+  for (size_t k = 0; k < params.size(); k += each) {
+    if (strata_grads(e, &params[k], &tensors[k], each, stream) != STRATA_OK) return failure("grads");
   }
   return "";
 }
@@ -265,19 +285,21 @@ std::string train(const Trial& t, const Model& m, strata_engine* e, int rank, Gp
 Result run(const Trial& t) {
   static std::atomic<int> serial{0};
   const std::string job = "train-" + std::to_string(serial++);
-  const Model model = odd_model();
+  const Model& model = t.model;
   std::vector<Result> results(static_cast<size_t>(t.world));
   std::vector<std::thread> ranks;
   for (int r = 0; r < t.world; ++r) {
     ranks.emplace_back([&, r] {
       Result& mine = results[static_cast<size_t>(r)];
-      strata_engine* engine = open_rank(t, job, r, &mine.error);
-      if (engine && t.body) t.body(r, engine);
       std::unique_ptr<Gpu> gpu;
-      if (engine && !t.gpu.empty()) gpu = std::make_unique<Gpu>(t.gpu, job, r, t.world, t.gpu_delay_us);
+      if (!t.gpu.empty()) gpu = std::make_unique<Gpu>(t.gpu, job, r, t.world, t.gpu_delay_us);
+      strata_engine* engine = open_rank(t, job, r, &mine.error, gpu && t.lend ? gpu->lender() : nullptr);
+      if (engine && t.body) t.body(r, engine);
       if (engine && !t.body) mine.error = train(t, model, engine, r, gpu.get(), &mine);
-      gpu.reset();
+      if (gpu) gpu->wait();
       strata_close(engine);
+      if (gpu) mine.loans = gpu->loans();
+      gpu.reset();
     });
   }
   for (auto& thread : ranks) thread.join();

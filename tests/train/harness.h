@@ -43,8 +43,10 @@ struct Trial {
   std::vector<std::string> overrides = {};  // further manifest settings
   std::string manifest_extra = "";          // further manifest text ([plugin.x] sections)
   int steps = 4;
-  std::string gpu = "";             // "gpu_sim": simulated GPUs (tests/gpu_sim); "device_cuda": real ones
-  int gpu_delay_us = 0;             // work of simulated ones is late by up to this
+  std::string gpu = "";  // "gpu_sim": simulated GPUs (tests/gpu_sim); "device_cuda": real ones
+  bool lend = false;     // the host lends the memory of gradients
+  int gpu_delay_us = 0;  // work of simulated ones is late by up to this
+  Model model = odd_model();
   uint32_t skip_unit = UINT32_MAX;  // a unit that odd steps leave out: no fetch, no gradient
   // Called on each rank in place of the standard loop, when given.
   std::function<void(int rank, strata_engine*)> body = {};
@@ -55,6 +57,7 @@ struct Result {
   std::map<std::string, std::vector<float>> weights, master, exp_avg, exp_avg_sq;
   std::vector<double> norms;
   strata_counters counters{};
+  int loans = 0;      // blocks of memory the engine borrowed
   std::string error;  // the first failing call of any rank, with its text
   bool operator==(const Result& o) const;
 };
@@ -66,7 +69,8 @@ float gradient_noise(int step, int micro, int rank, size_t param, uint64_t i);
 // The manifest a trial runs with.
 std::string manifest_of(const Trial& trial);
 // Opens an engine for one rank of a trial; on failure returns NULL and sets *error.
-strata_engine* open_rank(const Trial& trial, const std::string& job, int rank, std::string* error);
+strata_engine* open_rank(const Trial& trial, const std::string& job, int rank, std::string* error,
+                         const strata_lender* gradient_memory = nullptr);
 // Registers and commits the model and writes the initial values. Empty text when all went well.
 std::string build_model(strata_engine* engine, const Model& model);
 // One micro-batch: forward over all units, backward in reverse with a second fetch, gradients. On the CPU, or `gpu`.
@@ -75,7 +79,7 @@ std::string micro_batch(strata_engine* engine, const Model& model, int step, int
 // All arrays of all params into a result.
 std::string collect(strata_engine* engine, const Model& model, Result* out);
 
-// Runs a trial with odd_model() on `world` threads and returns rank 0's result; ranks must agree.
+// Runs a trial on `world` threads and returns rank 0's result; ranks must agree.
 Result run(const Trial& trial);
 
 }  // namespace strata::test

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "tests/train/by_hand.h"
 #include "tests/train/reference.h"
 
 namespace strata::test {
@@ -168,10 +169,16 @@ class GpuKeepsBits : public testing::TestWithParam<Shape> {
         t.gpu_delay_us = delay;
         t.offload_optimizer = GetParam().offload;
         t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
-        const Result other = run(t);
-        const std::string what = (overrides.empty() ? "" : overrides[0]) + ", late by " + std::to_string(delay) + " us";
-        ASSERT_EQ(other.error, "") << what;
-        EXPECT_TRUE(other == plain) << what << " changed the numbers";
+        for (const bool lend : {false, true}) {
+          t.lend = lend;
+          const Result other = run(t);
+          const std::string what = (overrides.empty() ? "" : overrides[0]) + ", late by " + std::to_string(delay) +
+                                   " us" + (lend ? ", memory lent by the host" : "");
+          ASSERT_EQ(other.error, "") << what;
+          EXPECT_TRUE(other == plain) << what << " changed the numbers";
+          // At least two blocks each step: they went back in between.
+          EXPECT_EQ(other.loans > t.steps, lend) << what << ", " << other.loans << " loans";
+        }
       }
     }
   }
@@ -193,6 +200,27 @@ INSTANTIATE_TEST_SUITE_P(Matrix, GpuKeepsBits,
                                          Shape{1, 2, 3, 0.05, "cpu"}, Shape{2, 2, 1, 0.05, "cpu"},
                                          Shape{3, 1, 1, 0.05, "cpu"}, Shape{3, 2, 3, 0.05, "cpu"}),
                          shape_name);
+
+// Zeros that stand for gradients nobody gave are written into lent memory, too.
+TEST(Train, UnitsWithoutGradientsInLentMemory) {
+  for (const char* bucket :
+       {"zero_optimization.reduce_bucket_size=64", "zero_optimization.reduce_bucket_size=100000"}) {
+    for (int stage : {0, 3}) {
+      Trial t = trial_of({stage, 2, 1, 0.05, "none"});
+      t.skip_unit = 1;
+      t.model = vectors({3000, 4000, 3000, 4000, 3000, 4000}, STRATA_BF16);  // small buckets: room for some
+      t.overrides.push_back(bucket);
+      const Result plain = run(t);
+      ASSERT_EQ(plain.error, "");
+      t.gpu = "gpu_sim";
+      t.gpu_delay_us = 300;
+      t.lend = true;
+      const Result lent = run(t);
+      ASSERT_EQ(lent.error, "") << bucket;
+      EXPECT_TRUE(lent == plain) << "stage " << stage << ", " << bucket;
+    }
+  }
+}
 
 TEST(Train, StagesAgreeBitByBitWithOneMicroBatch) {
   Trial t = trial_of({0, 3, 1, 0.05, "none"});

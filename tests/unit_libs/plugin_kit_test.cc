@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "core/host.h"
+#include "core/plugins/host.h"
 #include "plugin_kit/deadline.h"
 #include "plugin_kit/dtypes.h"
 #include "plugin_kit/parallel.h"

@@ -1,5 +1,5 @@
 // Files that look like libraries and are none: each must be refused by reading, before the dynamic loader maps it.
-#include "core/elf_preflight.h"
+#include "core/plugins/elf_preflight.h"
 
 #include <elf.h>
 #include <gmock/gmock.h>

@@ -1,6 +1,6 @@
 // Finding, checking and loading plugins (cases.md 65): everything that can be wrong with one is named, with its path,
 // in bounded time, and nothing that is wrong is ever skipped in favour of something else.
-#include "core/plugins.h"
+#include "core/plugins/plugins.h"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <thread>
 
-#include "core/event.h"
-#include "core/plugin_slots.h"
+#include "core/plugins/event.h"
+#include "core/plugins/plugin_slots.h"
 #include "strata/iface/device.h"
 #include "strata/iface/offload.h"
 #include "tests/unit_plugins/variant_dir.h"

@@ -18,13 +18,13 @@ what is raised. Collective calls are made by all ranks in the same order; one th
 from . import errors
 from ._library import library as _library
 from .arrays import View, bfloat16, to_bfloat16, to_float32
-from .engine import Counters, Engine, Fetch, PlanItem, StepInfo
+from .engine import Counters, Engine, Fetch, PlanItem, Ranks, StepInfo
 from .errors import *  # noqa: F403 one class per status code
 from .model import Group, Param, Unit
 from .ranks import ThreadRank, run_threads
 
-__all__ = ["Counters", "Engine", "Fetch", "Group", "Param", "PlanItem", "StepInfo", "ThreadRank", "Unit", "View",
-           "bfloat16", "run_threads", "to_bfloat16", "to_float32", "version"] + errors.__all__
+__all__ = ["Counters", "Engine", "Fetch", "Group", "Param", "PlanItem", "Ranks", "StepInfo", "ThreadRank", "Unit",
+           "View", "bfloat16", "run_threads", "to_bfloat16", "to_float32", "version"] + errors.__all__
 
 
 def version():

@@ -6,6 +6,7 @@ Calls marked collective are made by all ranks in the same order.
 """
 import collections
 import ctypes
+import functools
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ from .errors import FailedPrecondition, InvalidArgument, NotFound, error_of
 from .model import Group, Unit, c_text
 
 TIERS = ("device", "cpu", "nvme")
+DEVICE_TYPES = {_abi.CPU: "cpu", _abi.CUDA: "cuda"}
 PlanItem = collections.namedtuple("PlanItem", "what tier bytes")
 _SKIP = ("struct_size", "abi_minor", "reserved")
 
@@ -31,6 +33,14 @@ StepInfo = _tuple_class("StepInfo", _abi.strata_step_info,
                         "strata_step_info of strata.h; grad_norm, clip_factor and was_applied are of the last step.")
 Counters = _tuple_class("Counters", _abi.strata_counters,
                         "strata_counters of strata.h: exact bytes and calls; tier_* are (device, cpu, nvme).")
+
+
+Device = _tuple_class("Device", _abi.strata_device_info,
+                      "strata_device_info of strata.h; type is \"cpu\", \"cuda\" or a number.")
+
+
+Ranks = _tuple_class("Ranks", _abi.strata_ranks,
+                     "strata_ranks of strata.h: where a rank is in the world, and in the groups of model parallelism.")
 
 
 def _to_tuple(cls, struct):
@@ -53,7 +63,8 @@ class Engine:
     Collective. InvalidArgument names file, line, column and the nearest key.
     """
 
-    def __init__(self, manifest=None, *, text=None, overrides=(), plugin_dir=None, log=None, thread_rank=None):
+    def __init__(self, manifest=None, *, text=None, overrides=(), plugin_dir=None, log=None, thread_rank=None,
+                 gradient_memory=None):
         self._lib = library()
         if isinstance(overrides, str):
             raise InvalidArgument(f"overrides must be a list of \"key=value\", not the text {overrides!r}")
@@ -69,14 +80,19 @@ class Engine:
         if thread_rank is not None:
             args.threads, args.rank, args.world = 1, thread_rank.rank, thread_rank.world
             args.job = c_text(thread_rank.job, "the job's name")
+        if gradient_memory:
+            args.gradient_memory = ctypes.pointer(gradient_memory.struct)
         handle = _abi.Engine()
         self._raise_on(self._lib.strata_open(ctypes.byref(args), ctypes.byref(handle)))
         self._handle = handle
         self._pid = os.getpid()
         # Runs at close, when the engine is forgotten, or at exit; it keeps the log callback alive until then.
-        self._close = weakref.finalize(self, _close, self._lib, handle, self._pid, callback)
+        self._close = weakref.finalize(self, _close, self._lib, handle, self._pid, (callback, gradient_memory))
         self.rank = self._lib.strata_rank(handle)
         self.world = self._lib.strata_world(handle)
+        ranks = _abi.strata_ranks()
+        self._raise_on(self._lib.strata_get_ranks(handle, ctypes.byref(ranks)))
+        self.ranks = _to_tuple(Ranks, ranks)
         self.meta = Meta(weakref.ref(self))
         self._groups = 1
         self._keeps_gradients = self.setting("zero_optimization.contiguous_gradients") == "false"
@@ -130,13 +146,18 @@ class Engine:
         self._call("strata_end_backward")
         self._gradients.clear()
 
-    def step(self, lr=None, group_lr=None):
+    def step(self, lr=None, group_lr=None, max_norm=None, *, loss=None, tokens=None, note=None):
         """One optimizer step; returns while the update runs. Collective.
 
         lr is that of group 0 and of groups without one of their own, None the manifest's; group_lr is {Group: lr}.
+        max_norm is what this step clips the norm to, the same on all ranks: None the manifest's gradient_clipping,
+        math.inf no clipping. loss and tokens, of this rank in this step, and a note of the host's own are for the line
+        that rank 0 logs every steps_per_print steps; tokens, which give speed, at every step.
         Needs gradient_accumulation_steps ended micro-batches, else FailedPrecondition.
         """
-        args = _abi.strata_step_args(lr=math.nan if lr is None else lr)
+        args = _abi.strata_step_args(lr=math.nan if lr is None else lr,
+                                     max_norm=math.nan if max_norm is None else max_norm, loss=loss or 0,
+                                     tokens=tokens or 0, note=None if note is None else c_text(note, "the note"))
         if group_lr:
             rates = [math.nan] * self._groups
             for group, rate in group_lr.items():
@@ -175,6 +196,13 @@ class Engine:
         self._call("strata_get_plan", items, count.value, ctypes.byref(count))
         return [PlanItem(item.what.decode(), TIERS[item.tier], item.bytes) for item in items]
 
+    @property
+    def device(self):
+        """The Device the weights are on, with what is free now."""
+        struct = _abi.strata_device_info()
+        self._call("strata_get_device", ctypes.byref(struct))
+        return _to_tuple(Device, struct)._replace(type=DEVICE_TYPES.get(struct.type, struct.type))
+
     def setting(self, key):
         """A setting as text, by manifest key ("zero_optimization.stage"), defaults and derived values included."""
         return self._text("strata_get_setting", key)
@@ -199,6 +227,19 @@ class Engine:
         if self.closed:
             raise FailedPrecondition(f"{function}: the engine is closed")
         self._raise_on(getattr(self._lib, function)(self._handle, *args))
+
+    def _bound(self, function, *args):
+        """_call with its function and first arguments looked up once, for calls that a step makes hundreds of."""
+        call = functools.partial(getattr(self._lib, function), self._handle, *args)
+
+        def bound(*others):
+            if not self._close.alive:
+                raise FailedPrecondition(f"{function}: the engine is closed")
+            status = call(*others)
+            if status:
+                self._raise_on(status)
+
+        return bound
 
     def _raise_on(self, status):
         if status != _abi.STATUS["OK"]:

@@ -43,14 +43,18 @@ class Unit:
         self._fetch_number = 0  # which stretch of being fetched this is: views belong to one
         self._brings = {self}   # units whose weights a fetch of this one makes readable
 
-    def param(self, name, shape, dtype="fp32", group=None, frozen=False, tied_to=None):
+    def param(self, name, shape, dtype="fp32", group=None, frozen=False, tied_to=None, tensor_model_parallel=False,
+              shared=False):
         """Registers a param; before commit.
 
         shape is a tuple of sizes, () a scalar; 0 is a size. dtype is "fp32", "bf16" or "fp16". A frozen param has no
         gradient and no optimizer state. tied_to is another Param of the same shape and dtype whose storage this name
         shares: gradients of both names add up, and fetching this unit makes the other's readable, too.
+
+        Under model parallelism, for the norm: tensor_model_parallel says that this is the rank's part of a param split
+        over the tensor-parallel ranks, else it is the same on all; shared, that another pipeline stage counts it.
         """
-        return Param(self, name, shape, dtype, group, frozen, tied_to)
+        return Param(self, name, shape, dtype, group, frozen, tied_to, tensor_model_parallel, shared)
 
     def grads_done(self):
         """This rank adds no more gradients to the unit in this micro-batch: reduce it when its turn comes.
@@ -66,13 +70,15 @@ class Unit:
 class Param:
     """A named tensor. `shape` and `dtype` are as registered."""
 
-    def __init__(self, unit, name, shape, dtype, group, frozen, tied_to):
+    def __init__(self, unit, name, shape, dtype, group, frozen, tied_to, tensor_model_parallel=False, shared=False):
         if group and group.engine is not unit.engine:
             raise InvalidArgument(f'param "{name}": its group belongs to another engine')
         dims = arrays.shape_of(shape)
+        flags = (_abi.PARAM_FROZEN * bool(frozen) | _abi.PARAM_SHARED * bool(shared) |
+                 _abi.PARAM_TENSOR_MODEL_PARALLEL * bool(tensor_model_parallel))
         args = _abi.strata_param_args(name=c_text(name, "a param's name"), shape=dims, ndim=len(dims),
                                       dtype=arrays.dtype_code(dtype), group=group.number if group else 0,
-                                      flags=_abi.PARAM_FROZEN if frozen else 0, tied=tied_to is not None,
+                                      flags=flags, tied=tied_to is not None,
                                       tied_to=tied_to.number if tied_to is not None else 0)
         number = _abi.Param()
         unit.engine._call("strata_add_param", unit.number, ctypes.byref(args), ctypes.byref(number))
@@ -82,7 +88,7 @@ class Param:
         unit._brings.add(self._home)
 
     def write(self, value, root=0):
-        """Sets the param, on all ranks, to rank `root`'s array: float32 or the param's dtype. Collective.
+        """Sets the param, on all ranks, to (data-parallel) rank `root`'s array: float32 or its dtype. Collective.
 
         The weight and the optimizer's fp32 master are set, a float32 value at full precision; moments stay. Ranks other
         than root may pass None. Joins a running update; refused while a unit is fetched or micro-batches are in.

@@ -39,7 +39,7 @@ typedef struct strata_collective_caps {
   int32_t local_world;
   uint32_t flags;
   strata_device_type memory; /* device type of memory it works on */
-  const char *job;           /* [self] name of the job, for logs and directories */
+  const char* job;           /* [self] name of the job, for logs and directories */
 } strata_collective_caps;
 
 /* One buffer of a grouped call. `count` is in elements:
@@ -53,8 +53,8 @@ typedef struct strata_collective_caps {
 typedef struct strata_coll_item {
   uint32_t struct_size;
   uint32_t abi_minor;
-  const void *in; /* [event] */
-  void *out;      /* [event] */
+  const void* in; /* [event] */
+  void* out;      /* [event] */
   uint64_t count;
   strata_dtype in_dtype;
   strata_dtype out_dtype;
@@ -63,15 +63,17 @@ typedef struct strata_coll_item {
 typedef struct strata_coll_args {
   uint32_t struct_size;
   uint32_t abi_minor;
-  const strata_coll_item *items; /* [event] element k at (const char *)items + k * item_stride */
+  const strata_coll_item* items; /* [event] element k at (const char *)items + k * item_stride */
   uint64_t item_count;
   uint64_t item_stride;
-  uint64_t tag;               /* what this call is about; must be equal on all ranks */
-  const char *label;          /* [event] the same in words, for errors: "gather layer3" */
-  int32_t root;               /* broadcast only */
+  uint64_t tag;      /* what this call is about; must be equal on all ranks */
+  const char* label; /* [event] the same in words, for errors: "gather layer3" */
+  int32_t root;      /* broadcast only */
   int32_t reserved;
-  int64_t deadline_ns;        /* -1: the instance's */
-  const strata_stream *stream; /* [call] device plugins enqueue here; NULL on the CPU */
+  int64_t deadline_ns;         /* -1: the instance's */
+  const strata_stream* stream; /* [call] device plugins enqueue here; NULL on the CPU */
+  int64_t* waited_ns;          /* [call] NULL, or where a call that is done at its return may put how much of it passed
+                                * before all ranks had come */
 } strata_coll_args;
 
 typedef struct strata_collective_api {
@@ -80,36 +82,43 @@ typedef struct strata_collective_api {
 
   /* Required. Meets the other ranks, within args->deadline_ns. args->rank -1: rank and world come from the
    * environment (plugin README lists the variables); none set means world 1. [control] blocks */
-  strata_status(STRATA_CALL *open)(const strata_open_args *args, strata_comm **out);
+  strata_status(STRATA_CALL* open)(const strata_open_args* args, strata_comm** out);
   /* Required. Leaves; does not wait for others. Frees all memory. Cannot fail. [control] */
-  void(STRATA_CALL *close)(strata_comm *self);
-  strata_status(STRATA_CALL *caps)(strata_comm *self, strata_collective_caps *out); /* Required. [any][open] */
+  void(STRATA_CALL* close)(strata_comm* self);
+  strata_status(STRATA_CALL* caps)(strata_comm* self, strata_collective_caps* out); /* Required. [any][open] */
 
   /* Required. Memory collectives can use, 4096-aligned, contents zero. Not a collective call. [control][open] */
-  strata_status(STRATA_CALL *alloc)(strata_comm *self, uint64_t bytes, void **out);
-  void(STRATA_CALL *free)(strata_comm *self, void *ptr); /* Required. [control][open] */
+  strata_status(STRATA_CALL* alloc)(strata_comm* self, uint64_t bytes, void** out);
+  void(STRATA_CALL* free)(strata_comm* self, void* ptr); /* Required. [control][open] */
 
   /* Required. `done` NULL: returns when the call is done. Otherwise `done` is set exactly once, possibly before the
    * call returns, unless the call itself returns an error. [submit][open]
    * DEADLINE_EXCEEDED (which ranks are missing), FAILED_PRECONDITION (ranks differ), UNAVAILABLE (a rank died),
    * CANCELLED (abort was called). After any error of a collective the instance only answers with it. */
-  strata_status(STRATA_CALL *all_gather)(strata_comm *self, const strata_coll_args *args, strata_event *done);
-  strata_status(STRATA_CALL *reduce_scatter)(strata_comm *self, const strata_coll_args *args, strata_event *done);
-  strata_status(STRATA_CALL *all_reduce)(strata_comm *self, const strata_coll_args *args, strata_event *done);
-  strata_status(STRATA_CALL *broadcast)(strata_comm *self, const strata_coll_args *args, strata_event *done);
-  strata_status(STRATA_CALL *all_to_all)(strata_comm *self, const strata_coll_args *args, strata_event *done);
+  strata_status(STRATA_CALL* all_gather)(strata_comm* self, const strata_coll_args* args, strata_event* done);
+  strata_status(STRATA_CALL* reduce_scatter)(strata_comm* self, const strata_coll_args* args, strata_event* done);
+  strata_status(STRATA_CALL* all_reduce)(strata_comm* self, const strata_coll_args* args, strata_event* done);
+  strata_status(STRATA_CALL* broadcast)(strata_comm* self, const strata_coll_args* args, strata_event* done);
+  strata_status(STRATA_CALL* all_to_all)(strata_comm* self, const strata_coll_args* args, strata_event* done);
   /* Required. Returns when every rank has called it. [submit][open] */
-  strata_status(STRATA_CALL *barrier)(strata_comm *self, const strata_coll_args *args);
+  strata_status(STRATA_CALL* barrier)(strata_comm* self, const strata_coll_args* args);
 
   /* Required. Makes every collective of this rank, running or later, fail with `code` and tells the other ranks
    * `text`, so that they fail at once instead of at their deadline. [any][open] */
-  void(STRATA_CALL *abort)(strata_comm *self, strata_status code, const char *text);
+  void(STRATA_CALL* abort)(strata_comm* self, strata_status code, const char* text);
 
   /* Required. Rank r's `bytes` at `in` arrive at out + r * bytes on every rank: norms, hashes, verdicts; at most 1 MiB
    * each, plain host memory. One of the numbered collectives for order and comparison, but never behind device work.
    * args: tag, label and deadline. [submit][open] blocks */
-  strata_status(STRATA_CALL *exchange)(strata_comm *self, const void *in, void *out, uint64_t bytes,
-                                       const strata_coll_args *args);
+  strata_status(STRATA_CALL* exchange)(strata_comm* self, const void* in, void* out, uint64_t bytes,
+                                       const strata_coll_args* args);
+
+  /* Optional. All ranks call it; those that give the same `colour` get an instance of their own, ranked by `key`, equal
+   * keys by their rank here. The instances share one fate: what ends one, an abort included, ends all of them on every
+   * rank. One thread per rank calls the collectives of all; one is closed before the one it was split from. Errors name
+   * ranks by their number in the instance that was opened. args: tag, label and deadline. [submit][open] blocks */
+  strata_status(STRATA_CALL* split)(strata_comm* self, int32_t colour, int32_t key, const strata_coll_args* args,
+                                    strata_comm** out);
 } strata_collective_api;
 
 STRATA_EXTERN_C_END

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "core/event.h"
-#include "core/executor.h"
+#include "core/plugins/event.h"
+#include "core/plugins/executor.h"
 #include "core/status.h"
 #include "strata/host.h"
 
@@ -33,7 +33,9 @@ class Host {
   const strata_host* c() const { return &table_; }
   Executor& executor() { return *executor_; }
   // Before any work runs: the number of threads is known only when the ranks of this machine are.
-  void set_threads(unsigned threads) { executor_ = std::make_unique<Executor>(threads); }
+  void set_threads(unsigned threads, const std::vector<int>& cpus) {
+    executor_ = std::make_unique<Executor>(threads, cpus);
+  }
   void log(strata_log_level level, const std::string& domain, const std::string& text) const;
   bool would_log(strata_log_level level) const { return level >= level_; }
   PluginFinder* plugins() const { return plugins_; }

@@ -1,4 +1,4 @@
-#include "core/library_dir.h"
+#include "core/plugins/library_dir.h"
 
 #include <dlfcn.h>
 

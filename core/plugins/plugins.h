@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "core/host.h"
 #include "core/manifest/settings.h"
+#include "core/plugins/host.h"
 #include "core/status.h"
 #include "strata/plugin.h"
 

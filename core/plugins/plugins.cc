@@ -1,4 +1,4 @@
-#include "core/plugins.h"
+#include "core/plugins/plugins.h"
 
 // Boost.DLL: header-only with the standard filesystem, which wants <vector> included first.
 #define BOOST_DLL_USE_STD_FS
@@ -9,12 +9,12 @@
 #include <boost/dll/shared_library.hpp>
 #include <cstdlib>
 
-#include "core/elf_preflight.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/nearest.h"
 #include "core/manifest/plugin_toml.h"
 #include "core/manifest/toml_doc.h"
-#include "core/plugin_slots.h"
+#include "core/plugins/elf_preflight.h"
+#include "core/plugins/plugin_slots.h"
 #include "strata/iface/offload.h"
 #include "strata/iface/optimizer.h"
 

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "core/host.h"
+#include "core/plugins/host.h"
 
 namespace strata {
 

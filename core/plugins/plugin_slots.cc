@@ -1,11 +1,11 @@
-#include "core/plugin_slots.h"
+#include "core/plugins/plugin_slots.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 
-#include "core/event.h"
-#include "core/host.h"
+#include "core/plugins/event.h"
+#include "core/plugins/host.h"
 #include "strata/iface/checkpoint.h"
 #include "strata/iface/collective.h"
 #include "strata/iface/device.h"
@@ -47,9 +47,26 @@ strata_status STRATA_CALL cpu_stream_wait_marker(strata_device*, const strata_st
 }
 strata_status STRATA_CALL cpu_marker_wait_host(strata_device*, strata_marker*) { return STRATA_OK; }
 
+strata_status STRATA_CALL no_fold(strata_device*, const strata_fold_item*, uint64_t, uint32_t, const strata_stream*) {
+  return unimplemented("this device folds one by one (fold)");
+}
+
+strata_status STRATA_CALL no_timed_marker(strata_device*, strata_marker** out) {
+  *out = nullptr;
+  return unimplemented("this device keeps no times of its work (marker_create_timed)");
+}
+strata_status STRATA_CALL no_elapsed(strata_device*, strata_marker*, strata_marker*, int64_t*) {
+  return unimplemented("this device keeps no times of its work (marker_elapsed)");
+}
+
 strata_status STRATA_CALL no_map(strata_offload*, strata_region, void** out) {
   if (out) *out = nullptr;
   return unimplemented("regions of this tier have no address (map)");
+}
+
+strata_status STRATA_CALL no_split(strata_comm*, int32_t, int32_t, const strata_coll_args*, strata_comm** out) {
+  if (out) *out = nullptr;
+  return unimplemented("this collective serves the whole world only (split)");
 }
 
 // --- the table ------------------------------------------------------------------------------------------------------
@@ -102,7 +119,10 @@ Interface device() {
            OPTIONAL(T, marker_destroy, cpu_marker_destroy, 2),
            OPTIONAL(T, marker_record, cpu_marker_record, 2),
            OPTIONAL(T, stream_wait_marker, cpu_stream_wait_marker, 2),
-           OPTIONAL(T, marker_wait_host, cpu_marker_wait_host, 2)}};
+           OPTIONAL(T, marker_wait_host, cpu_marker_wait_host, 2),
+           OPTIONAL(T, fold, no_fold, 0),
+           OPTIONAL(T, marker_create_timed, no_timed_marker, 3),
+           OPTIONAL(T, marker_elapsed, no_elapsed, 3)}};
 }
 
 Interface collective() {
@@ -112,7 +132,8 @@ Interface collective() {
           sizeof(T),
           {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
            REQUIRED(T, all_gather), REQUIRED(T, reduce_scatter), REQUIRED(T, all_reduce), REQUIRED(T, broadcast),
-           REQUIRED(T, all_to_all), REQUIRED(T, barrier), REQUIRED(T, abort), REQUIRED(T, exchange)}};
+           REQUIRED(T, all_to_all), REQUIRED(T, barrier), REQUIRED(T, abort), REQUIRED(T, exchange),
+           OPTIONAL(T, split, no_split, 0)}};
 }
 
 Interface offload() {

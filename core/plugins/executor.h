@@ -16,8 +16,8 @@ namespace strata {
 
 class Executor {
  public:
-  // `threads` counts the calling thread; 0 is taken as 1.
-  explicit Executor(unsigned threads);
+  // `threads` counts the calling thread; 0 is taken as 1. The others are bound to `cpus`, if there are any.
+  Executor(unsigned threads, const std::vector<int>& cpus);
   ~Executor();
   Executor(const Executor&) = delete;
 
@@ -26,7 +26,7 @@ class Executor {
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
  private:
-  void work();
+  void work(const std::vector<int>& cpus);
   void drain(Fn fn, void* arg, uint64_t n);
 
   std::mutex turn_;  // who holds it has the workers

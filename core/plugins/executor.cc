@@ -1,9 +1,11 @@
-#include "core/executor.h"
+#include "core/plugins/executor.h"
+
+#include "core/plugins/cores.h"
 
 namespace strata {
 
-Executor::Executor(unsigned threads) {
-  for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+Executor::Executor(unsigned threads, const std::vector<int>& cpus) {
+  for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this, cpus] { work(cpus); });
 }
 
 Executor::~Executor() {
@@ -40,7 +42,8 @@ void Executor::parallel_for(uint64_t n, Fn fn, void* arg) {
   done_.wait(lock, [this] { return busy_ == 0; });
 }
 
-void Executor::work() {
+void Executor::work(const std::vector<int>& cpus) {
+  bind_this_thread(cpus);
   uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -1,4 +1,4 @@
-#include "core/elf_preflight.h"
+#include "core/plugins/elf_preflight.h"
 
 #include <elf.h>
 

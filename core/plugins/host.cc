@@ -1,4 +1,4 @@
-#include "core/host.h"
+#include "core/plugins/host.h"
 
 #include <iterator>
 #include <new>
@@ -69,7 +69,10 @@ const void* STRATA_CALL host_get_interface(void* ctx, const char* id) {
 }  // namespace
 
 Host::Host(LogSink sink, strata_log_level level, unsigned threads, PluginFinder* plugins)
-    : sink_(std::move(sink)), level_(level), executor_(std::make_unique<Executor>(threads)), plugins_(plugins) {
+    : sink_(std::move(sink)),
+      level_(level),
+      executor_(std::make_unique<Executor>(threads, std::vector<int>())),
+      plugins_(plugins) {
   table_ = {sizeof(strata_host), STRATA_ABI_MINOR, this, host_log, host_would_log, host_fail, host_get_interface};
 }
 

@@ -1,4 +1,4 @@
-#include "core/event.h"
+#include "core/plugins/event.h"
 
 bool strata_event::set(strata::Status status) {
   {

@@ -1,0 +1,40 @@
+// model_parts.h - where a checkpoint lies when a model has several parts, and how they become one checkpoint.
+//
+//   <root>/<tag>/tp0of2-pp1of2/<tag>   the checkpoint of a part, written by its data-parallel group
+//   <root>/latest                      as the checkpoint plugin has it where the model is one part
+//
+// Parts are written and committed below <root>/.<tag>.partial, which rank 0 of the world renames when all are: a tag is
+// there with all its parts or not at all. A model that is one part lies at <root>/<tag> itself, and nothing is done
+// here.
+#pragma once
+
+#include <string>
+
+#include "core/places.h"
+
+namespace strata {
+
+class ModelParts {
+ public:
+  ModelParts(const Places& places, std::string root, std::string tag)
+      : places_(places), root_(std::move(root)), tag_(std::move(tag)), partial_(root_ + "/." + tag_ + ".partial") {}
+
+  // Where the plugin writes this rank's part.
+  std::string save_root() const { return places_.parts() == 1 ? root_ : partial_ + "/" + places_.part_name(); }
+  // The three of rank 0. ALREADY_EXISTS; what a save that was killed left goes away.
+  Status make_room() const;
+  Status publish() const;
+  void abandon() const;
+
+  // Where this rank's part of a checkpoint is to be read. `tag` NULL: the latest, which is given in *found.
+  static Status find(const Places& places, const std::string& root, const char* tag, std::string* part_root,
+                     std::string* found);
+  // The name of one file per part: "model.tp0of2-pp1of2.h5".
+  static std::string file_of_part(const Places& places, const std::string& file);
+
+ private:
+  const Places& places_;
+  const std::string root_, tag_, partial_;
+};
+
+}  // namespace strata

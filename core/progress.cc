@@ -1,0 +1,94 @@
+#include "core/progress.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+namespace strata {
+
+namespace {
+std::string text_of(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof(text), format, value);
+  return text;
+}
+}  // namespace
+
+Progress::Progress(const Run& run, const Device& device, const Plan& plan, const strata_counters& now, LogFn log)
+    : run_(run),
+      device_(device),
+      planned_on_device_(plan.in(kDeviceTier)),
+      pinned_(plan.pinned()),
+      log_(std::move(log)),
+      counted_(now) {}
+
+void Progress::take_time() {
+  const Clock::time_point now = Clock::now();
+  spent_ += now - since_;
+  since_ = now;
+}
+
+std::optional<Progress::Line> Progress::step(uint64_t step, double lr, const strata_step_args* args) {
+  if (run_.every == 0) return std::nullopt;
+  take_time();
+  stepped_ = true;
+  ++steps_;
+  const uint64_t tokens = args ? args->tokens : 0;
+  tokens_ += tokens;
+  all_gave_tokens_ = all_gave_tokens_ && tokens > 0;
+  if (step % run_.every != 0) return std::nullopt;
+  Line line{step, steps_, all_gave_tokens_ ? tokens_ : 0, args ? args->loss : 0, lr, 0, ""};
+  line.seconds = std::chrono::duration<double>(spent_).count();
+  if (args && args->note) line.note = args->note;
+  spent_ = Clock::duration(0);
+  steps_ = tokens_ = 0;
+  all_gave_tokens_ = true;
+  return line;
+}
+
+void Progress::print(const Line& line, const StepOutcome& outcome) {
+  std::string text = "step " + std::to_string(line.step) + ": ";
+  if (line.loss != 0) text += "loss " + text_of("%.6f", line.loss) + (run_.world > 1 ? " (rank 0), " : ", ");
+  text += "grad norm " + text_of("%.4f", outcome.norm) + (outcome.apply ? "" : " (step skipped)");
+  text += ", lr " + text_of("%.3g", line.lr) + ", " + speed(line) + "; " + memory();
+  text += "; per step: " + traffic(minus(outcome.counted, counted_), line.steps);
+  counted_ = outcome.counted;
+  log_(text + (line.note.empty() ? "" : "; " + line.note));
+}
+
+// Forward and backward of each param take 6 operations per token (PaLM, appendix B, without the attention term).
+std::string Progress::speed(const Line& line) const {
+  const double tokens = static_cast<double>(line.tokens);
+  std::string text = text_of("%.1f ms", 1e3 * line.seconds / static_cast<double>(line.steps));
+  if (line.tokens == 0 || line.seconds <= 0) return text;
+  text += text_of(", %.0f tokens/s", tokens / line.seconds);
+  text += text_of(" and %.3g TFLOP/s", 6e-12 * static_cast<double>(run_.params) * tokens / line.seconds);
+  return text + (run_.world > 1 ? " per rank" : "");
+}
+
+// A device of the CPU domain has the host's memory.
+std::string Progress::memory() {
+  std::string text = "memory: device " + size_text(planned_on_device_) + " planned";
+  strata_device_caps caps;
+  if (device_.is_asynchronous() && read_caps(device_.api(), device_.self(), &caps).ok()) {
+    most_on_device_ = std::max(most_on_device_, caps.total_bytes - caps.free_bytes);
+    text += ", " + size_text(most_on_device_) + " in use at the most (all programs, at lines)";
+  }
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  text += ", host " + size_text(static_cast<uint64_t>(use.ru_maxrss) * 1024) + " resident at the most";
+  return text + (pinned_ > 0 ? ", " + size_text(pinned_) + " pinned" : "");
+}
+
+std::string Progress::traffic(const strata_counters& bytes, uint64_t steps) const {
+  std::string text =
+      "gathered " + size_text(bytes.gather_bytes / steps) + ", reduced " + size_text(bytes.reduce_bytes / steps);
+  for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
+    if (bytes.tier_read[tier] + bytes.tier_write[tier] == 0) continue;
+    text += std::string(", ") + tier_name(tier) + " read " + size_text(bytes.tier_read[tier] / steps) + " written " +
+            size_text(bytes.tier_write[tier] / steps);
+  }
+  return text;
+}
+
+}  // namespace strata

@@ -1,0 +1,416 @@
+// The trace: what the file says of a run against the run's counters, its ranges, its limits, and that it is not there
+// when nobody asked. No test looks at how long anything took.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "tests/train/by_hand.h"
+
+namespace strata::test {
+namespace {
+
+struct Span {
+  std::string row, name, unit, label;
+  double begin, end;
+  uint64_t step, bytes;
+};
+
+struct File {
+  std::vector<Span> spans;
+  uint64_t dropped = 0;
+  int rank = -1;
+  std::vector<Span> named(const std::string& row, const std::string& name) const {
+    std::vector<Span> found;
+    for (const Span& s : spans) {
+      if (s.row == row && s.name == name) found.push_back(s);
+    }
+    return found;
+  }
+  std::set<std::string> rows() const {
+    std::set<std::string> all;
+    for (const Span& s : spans) all.insert(s.row);
+    return all;
+  }
+  std::set<uint64_t> steps() const {
+    std::set<uint64_t> all;
+    for (const Span& s : spans) all.insert(s.step);
+    return all;
+  }
+};
+
+File read(const std::string& path) {
+  std::ifstream in(path);
+  std::stringstream text;
+  text << in.rdbuf();
+  const nlohmann::json json = nlohmann::json::parse(text.str());  // throws
+  File file;
+  file.dropped = json.at("otherData").at("dropped");
+  file.rank = json.at("otherData").at("rank");
+  std::map<int, std::string> rows;
+  for (const auto& event : json.at("traceEvents")) {
+    EXPECT_EQ(event.at("pid"), file.rank);
+    if (event.at("name") == "thread_name") rows[event.at("tid")] = event.at("args").at("name");
+    if (event.at("ph") != "X") continue;
+    const auto& args = event.at("args");
+    const double begin = event.at("ts"), length = event.at("dur");
+    file.spans.push_back({rows.at(event.at("tid")), event.at("name"), args.value("unit", ""), args.value("label", ""),
+                          begin, begin + length, args.at("step"), args.value("bytes", uint64_t{0})});
+  }
+  EXPECT_EQ(file.spans.size(), json.at("otherData").at("spans"));
+  return file;
+}
+
+// A directory of its own, gone with the test.
+struct Folder {
+  std::filesystem::path path;
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "strata-trace-XXXXXX").string();
+    path = mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string file(int rank, const std::string& again = "") const {
+    return (path / "trace" / ("rank" + std::to_string(rank) + again + ".json")).string();
+  }
+  std::vector<std::string> settings() const { return {"trace.path=" + (path / "trace").string()}; }
+};
+
+// Spans of a row lie in each other or beside each other. Times have three decimals of a microsecond.
+void expect_nested(const File& file) {
+  std::map<std::string, std::vector<Span>> rows;
+  for (const Span& s : file.spans) rows[s.row].push_back(s);
+  for (auto& [row, spans] : rows) {
+    std::sort(spans.begin(), spans.end(),
+              [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
+    std::vector<Span> open;
+    for (const Span& s : spans) {
+      ASSERT_LE(s.begin, s.end) << row << " " << s.name;
+      while (!open.empty() && open.back().end <= s.begin + 5e-4) open.pop_back();
+      if (!open.empty()) {
+        EXPECT_LE(s.end, open.back().end + 5e-4) << row << ": " << s.name << " in " << open.back().name;
+      }
+      open.push_back(s);
+    }
+  }
+}
+
+uint64_t bytes_of(const std::vector<Span>& spans) {
+  uint64_t bytes = 0;
+  for (const Span& s : spans) bytes += s.bytes;
+  return bytes;
+}
+
+// Everything that is gathered or reduced in a run from its first step to its last is in the trace, byte by byte.
+void expect_counted(const File& file, const strata_counters& c, bool device) {
+  auto both = [&](const std::string& name) { return file.named("collective", name); };
+  EXPECT_EQ(both("gather").size(), c.gather_calls);
+  EXPECT_EQ(bytes_of(both("gather")), c.gather_bytes);
+  EXPECT_EQ(both("reduce").size() + both("all-reduce").size(), c.reduce_calls);
+  EXPECT_EQ(bytes_of(both("reduce")) + bytes_of(both("all-reduce")), c.reduce_bytes);
+  if (!device) return;
+  EXPECT_EQ(file.named("gathers", "gather").size(), c.gather_calls);
+  EXPECT_EQ(bytes_of(file.named("gathers", "gather")), c.gather_bytes);
+  EXPECT_EQ(file.named("reductions", "reduce").size() + file.named("reductions", "all-reduce").size(), c.reduce_calls);
+}
+
+Trial traced(const Folder& folder, int world, int stage) {
+  Trial t;
+  t.world = world;
+  t.stage = stage;
+  t.overrides = folder.settings();
+  if (stage == 3) t.overrides.push_back("zero_optimization.param_persistence_threshold=100");
+  return t;
+}
+
+TEST(Trace, HoldsEveryCollectiveWithItsBytes) {
+  for (int world : {1, 2}) {
+    for (int stage : {0, 2, 3}) {
+      SCOPED_TRACE("world " + std::to_string(world) + " stage " + std::to_string(stage));
+      const Folder folder;
+      const Result r = run(traced(folder, world, stage));
+      ASSERT_EQ(r.error, "");
+      const File file = read(folder.file(0));
+      EXPECT_EQ(file.dropped, 0u);
+      EXPECT_EQ(file.rows(), (std::set<std::string>{"host", "collective", "update"}));
+      expect_counted(file, r.counters, false);
+      expect_nested(file);
+      EXPECT_EQ(file.named("host", "forward").size(), 4u);
+      EXPECT_EQ(file.named("host", "backward").size(), 4u);
+      EXPECT_EQ(file.named("host", "step").size(), 4u);
+      EXPECT_EQ(file.named("update", "updates").size(), 4u);
+      EXPECT_FALSE(file.named("update", "update").empty());
+      EXPECT_EQ(std::filesystem::exists(folder.file(1)), world == 2);
+      if (world == 2) {
+        EXPECT_EQ(read(folder.file(1)).rank, 1);
+      }
+    }
+  }
+}
+
+TEST(Trace, DeviceStreamsHaveRowsOfTheirOwn) {
+  for (const std::string offload : {"none", "cpu"}) {
+    SCOPED_TRACE(offload);
+    const Folder folder;
+    Trial t = traced(folder, 2, 3);
+    t.gpu = "gpu_sim";
+    t.gpu_delay_us = 50;
+    t.offload_optimizer = offload;
+    const Result r = run(t);
+    ASSERT_EQ(r.error, "");
+    const File file = read(folder.file(0));
+    EXPECT_EQ(file.dropped, 0u);
+    expect_counted(file, r.counters, true);
+    expect_nested(file);
+    EXPECT_EQ(file.rows(), (std::set<std::string>{"host", "collective", "update", "gathers", "reductions", "completing",
+                                                  "updates"}));
+    EXPECT_EQ(file.named("updates", "update").empty(), offload == "cpu") << "where the update runs";
+    EXPECT_EQ(file.named("updates", "to tier").empty(), offload == "none") << "new weights go to the device";
+    // Work of the device is done no earlier than the thread enqueued it.
+    const auto enqueued = file.named("collective", "gather"), done = file.named("gathers", "gather");
+    ASSERT_EQ(enqueued.size(), done.size());
+    for (size_t i = 0; i < done.size(); ++i) {
+      EXPECT_EQ(done[i].unit, enqueued[i].unit);
+      EXPECT_GE(done[i].end, enqueued[i].begin);
+    }
+  }
+}
+
+TEST(Trace, WaitsAreNamed) {
+  const Folder folder;
+  Trial t = traced(folder, 2, 3);
+  t.steps = 8;
+  t.overrides.push_back("zero_optimization.prefetch_bucket_size=0");
+  ASSERT_EQ(run(t).error, "");
+  const File file = read(folder.file(0));
+  EXPECT_FALSE(file.named("collective", "wait for ranks").empty());
+  EXPECT_FALSE(file.named("host", "wait for gather").empty());
+  for (const Span& s : file.named("host", "wait for gather")) EXPECT_NE(s.unit, "");
+}
+
+TEST(Trace, NumbersOfARunAreTheSameWithIt) {
+  const Folder folder;
+  Trial off = traced(folder, 2, 3), on = off;
+  off.overrides = {off.overrides.back()};
+  EXPECT_TRUE(run(off) == run(on));
+}
+
+TEST(Trace, OffThereIsNoFile) {
+  const Folder folder;
+  Trial t;
+  t.stage = 3;
+  const Result r = run(t);
+  ASSERT_EQ(r.error, "");
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path));
+}
+
+TEST(Trace, ARangeIsWrittenWhileTheRunGoesOn) {
+  const Folder folder;
+  Trial t = traced(folder, 2, 3);
+  for (const char* range : {"trace.first_step=2", "trace.steps=2"}) t.overrides.push_back(range);
+  std::vector<std::atomic<bool>> there(2);
+  run_body(t, [&](int rank, strata_engine* e) {
+    const Model m = odd_model();
+    ASSERT_EQ(build_model(e, m), "");
+    for (int step = 1; step <= 5; ++step) {
+      ASSERT_EQ(micro_batch(e, m, step, 0, rank, UINT32_MAX), "");
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    }
+    for (int i = 0; i < 5000 && !std::filesystem::exists(folder.file(rank)); ++i) usleep(1000);
+    there[static_cast<size_t>(rank)] = std::filesystem::exists(folder.file(rank));
+  });
+  for (int rank : {0, 1}) {
+    EXPECT_TRUE(there[static_cast<size_t>(rank)]) << "written before the close";
+    const File file = read(folder.file(rank));
+    EXPECT_EQ(file.steps(), (std::set<uint64_t>{2, 3}));
+    EXPECT_EQ(file.named("update", "updates").size(), 2u) << "the last update of the range is in it";
+    expect_nested(file);
+  }
+}
+
+TEST(Trace, OverflowKeepsTheNewestAndCountsTheRest) {
+  const Folder folder;
+  Trial t = traced(folder, 1, 3);
+  t.overrides.push_back("trace.records=32");
+  t.steps = 20;
+  ASSERT_EQ(run(t).error, "");
+  const File file = read(folder.file(0));
+  EXPECT_GT(file.dropped, 100u);
+  std::map<std::string, size_t> kept;
+  for (const Span& s : file.spans) ++kept[s.row];
+  for (const auto& [row, count] : kept) EXPECT_LE(count, 32u) << row;
+  EXPECT_EQ(kept["host"], 32u);
+  uint64_t newest = 0;
+  for (const Span& s : file.spans) newest = std::max(newest, s.step);
+  EXPECT_GE(newest, 20u);
+  expect_nested(file);
+}
+
+// Log lines of one rank.
+struct Log {
+  std::mutex mutex;
+  std::vector<std::pair<strata_log_level, std::string>> lines;
+  static void STRATA_CALL take(void* ctx, strata_log_level level, const char*, const char* text) {
+    auto* log = static_cast<Log*>(ctx);
+    std::lock_guard lock(log->mutex);
+    log->lines.emplace_back(level, text);
+  }
+  std::vector<std::string> with(const std::string& part, strata_log_level level) {
+    std::lock_guard lock(mutex);
+    std::vector<std::string> found;
+    for (const auto& [l, text] : lines) {
+      if (l == level && text.find(part) != std::string::npos) found.push_back(text);
+    }
+    return found;
+  }
+};
+
+strata_engine* open_logged(const std::string& manifest, Log* log) {
+  strata_engine_args args;
+  STRATA_INIT(&args);
+  args.manifest_text = manifest.c_str();
+  args.plugin_dir = STRATA_BUILD_PLUGIN_DIR;
+  args.log = Log::take;
+  args.log_ctx = log;
+  strata_engine* e = nullptr;
+  EXPECT_EQ(strata_open(&args, &e), STRATA_OK) << last();
+  return e;
+}
+
+void steps(strata_engine* e, const Model& m, int count, strata_step_args* args = nullptr, int pause_ms = 0) {
+  for (int step = 1; step <= count; ++step) {
+    for (strata_unit u = 0; u < m.units.size(); ++u) {
+      ASSERT_EQ(strata_fetch(e, u, nullptr), STRATA_OK) << last();
+      give_gradient(e, m, u, 0.5f);
+      ASSERT_EQ(strata_release(e, u, nullptr), STRATA_OK) << last();
+    }
+    ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+    ASSERT_EQ(strata_step(e, args), STRATA_OK) << last();
+  }
+  ASSERT_EQ(strata_wait(e), STRATA_OK) << last();
+}
+
+constexpr char kPlain[] =
+    "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nthreads = 1\nsteps_per_print = 0\n";
+
+TEST(Trace, AFileThatCannotBeWrittenIsOneWarning) {
+  const Folder folder;
+  const std::string nowhere = (folder.path / "missing" / "trace").string();
+  Log log;
+  strata_engine* e = open_logged(std::string(kPlain) + "[trace]\npath = \"" + nowhere + "\"\nsteps = 1\n", &log);
+  const Model m = vectors({100, 200});
+  ASSERT_EQ(build_model(e, m), "");
+  steps(e, m, 3);
+  strata_close(e);
+  const auto warnings = log.with("trace", STRATA_LOG_WARN);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find(nowhere), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("No such file"), std::string::npos) << warnings[0];
+}
+
+TEST(Trace, ARangeThatNeverBeganIsSaid) {
+  const Folder folder;
+  Log log;
+  strata_engine* e = open_logged(
+      std::string(kPlain) + "[trace]\npath = \"" + folder.path.string() + "/trace\"\nfirst_step = 100\n", &log);
+  const Model m = vectors({100});
+  ASSERT_EQ(build_model(e, m), "");
+  steps(e, m, 2);
+  strata_close(e);
+  EXPECT_EQ(log.with("step 100", STRATA_LOG_WARN).size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(folder.file(0)));
+}
+
+TEST(Trace, NamesAreEscaped) {
+  const Folder folder;
+  Log log;
+  strata_engine* e =
+      open_logged(std::string(kPlain) + "[trace]\npath = \"" + folder.path.string() + "/trace\"\n", &log);
+  Model m = vectors({100});
+  m.units[0] = "a \"quoted\\\" unit\n\u00e9" + std::string(60, 'x') + "\u00e9";
+  ASSERT_EQ(build_model(e, m), "");
+  steps(e, m, 1);
+  strata_close(e);
+  const File file = read(folder.file(0));
+  ASSERT_FALSE(file.named("host", "fetch").empty());
+  EXPECT_EQ(file.named("host", "fetch")[0].unit, m.units[0]);
+}
+
+// ---- the line per steps_per_print --------------------------------------------------------------------------------
+
+double number_after(const std::string& line, const std::string& word) {
+  const size_t at = line.find(word);
+  EXPECT_NE(at, std::string::npos) << word << " in " << line;
+  return at == std::string::npos ? -1 : std::stod(line.substr(at + word.size()));
+}
+
+std::vector<std::string> lines_of(int every, int count, strata_step_args* args, const std::string& more = "") {
+  Log log;
+  std::string manifest(kPlain);
+  manifest.replace(manifest.find("print = 0"), 9, "print = " + std::to_string(every));
+  strata_engine* e = open_logged(manifest + more, &log);
+  const Model m = vectors({1000, 3000});
+  EXPECT_EQ(build_model(e, m), "");
+  steps(e, m, count, args, 5);  // so long that the digits of a line tell its numbers
+  strata_close(e);
+  return log.with("grad norm", STRATA_LOG_INFO);
+}
+
+TEST(Progress, ALineHasTheNumbersOfTheRun) {
+  strata_step_args args;
+  STRATA_INIT(&args);
+  args.lr = 0.25;
+  args.loss = 1.5;
+  args.tokens = 700;
+  args.note = "and more";
+  const auto lines = lines_of(2, 4, &args);
+  ASSERT_EQ(lines.size(), 2u);
+  for (const std::string& line : lines) {
+    EXPECT_NEAR(number_after(line, "loss "), 1.5, 1e-6);
+    EXPECT_NEAR(number_after(line, "grad norm "), 0.5 * std::sqrt(4000.0), 1e-3);
+    EXPECT_EQ(number_after(line, ", lr "), 0.25);
+    const double ms = number_after(line, "lr 0.25, "), rate = number_after(line, " ms, "),
+                 tera = number_after(line, "tokens/s and ");
+    EXPECT_NEAR(rate * ms / 1000, 700, 14) << line;
+    EXPECT_NEAR(tera / (rate * 6 * 4000 * 1e-12), 1, 0.01) << line;
+    EXPECT_NE(line.find("; and more"), std::string::npos) << line;
+  }
+  EXPECT_EQ(lines[0].find("step 2:"), 0u);
+  EXPECT_EQ(lines[1].find("step 4:"), 0u);
+}
+
+TEST(Progress, WhatIsNotGivenIsLeftOut) {
+  const auto lines = lines_of(1, 2, nullptr);
+  ASSERT_EQ(lines.size(), 2u);
+  for (const char* word : {"loss", "tokens/s", "FLOP"}) EXPECT_EQ(lines[0].find(word), std::string::npos) << lines[0];
+}
+
+TEST(Progress, AShorterStructOfAnOlderHostWorks) {
+  strata_step_args args;
+  STRATA_INIT(&args);
+  args.lr = std::nan("");
+  args.loss = 7;
+  args.struct_size = offsetof(strata_step_args, loss);
+  const auto lines = lines_of(1, 1, &args);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0].find("loss"), std::string::npos);
+}
+
+TEST(Progress, NoLinesWhenNoneAreAskedFor) {
+  EXPECT_TRUE(lines_of(0, 3, nullptr).empty());
+  EXPECT_TRUE(lines_of(1, 3, nullptr, "log_level = \"warn\"\n").empty());
+}
+
+}  // namespace
+}  // namespace strata::test
