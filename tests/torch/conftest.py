@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("STRATA_BUILD_DIR", ROOT / "build" / "release"))
 os.environ["STRATA_LIBRARY"] = str(BUILD / "lib" / "libstrata.so")
 sys.path.insert(0, str(ROOT / "hosts" / "python"))
+sys.path.append(str(ROOT / "tests" / "python"))  # rank_processes.py
 
 
 def missing():

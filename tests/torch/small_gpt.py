@@ -48,7 +48,8 @@ class Attention(nn.Module):
         b, t, c = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4)
         weights = (q @ k.transpose(-1, -2)) / math.sqrt(c // HEADS)
-        weights = weights.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
+        future = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
+        weights = weights.masked_fill(future, -math.inf).softmax(-1)
         return self.out((weights @ v).transpose(1, 2).reshape(b, t, c))
 
 
@@ -79,7 +80,7 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing
 
     def forward(self, ids, targets=None):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
@@ -98,11 +99,22 @@ def make(seed=1, **options):
         return GPT(**options)
 
 
-def batch(step, rank=0, micro=0):
+def batch(step, rank=0, micro=0, device="cpu"):
     g = torch.Generator().manual_seed(1000 * step + 100 * micro + rank)
     ids = torch.randint(0, VOCABULARY, (4, LENGTH + 1), generator=g)
     ids[:, 1::2] = (ids[:, ::2][:, :ids[:, 1::2].shape[1]] * 7 + 3) % VOCABULARY  # something to learn
+    ids = ids.to(device)
     return ids[:, :-1], ids[:, 1:]
+
+
+def on_cuda(extra=(), world=1):
+    """Overrides for a GPU per rank, with the optimizer where its state is."""
+    extra = [*extra, "plugins.device=device_cuda"]
+    if world > 1:
+        extra.append("plugins.collective=comm_nccl")
+    if not any("offload_optimizer" in line for line in extra):
+        extra.append("plugins.optimizer=optim_adamw_cuda")
+    return extra
 
 
 def prepare(model, stage=3, extra=(), thread_rank=None, units=None, groups=None, **options):
@@ -118,7 +130,7 @@ def loop(model, engine, steps, micro=1, rank=0):
     losses = []
     for step in range(steps):
         for part in range(micro):
-            loss = model(*batch(step, rank, part))
+            loss = model(*batch(step, rank, part, engine.device))
             engine.backward(loss)
             losses.append(loss.item())
         engine.step()
@@ -161,9 +173,10 @@ class MasterAdamW:
         return norm
 
 
-def train_plainly(steps=30, micro=1, world=1, clip=1.0, model=None, bf16=False, order=None, **model_options):
+def train_plainly(steps=30, micro=1, world=1, clip=1.0, model=None, bf16=False, order=None, device="cpu",
+                  **model_options):
     """([rank 0's losses, ...], state dict), all in one process. `order` permutes the rows of every batch."""
-    model = model or make(**model_options)
+    model = (model or make(**model_options)).to(device)
     optimizer = MasterAdamW(model, clip=clip)
     if bf16:
         model.bfloat16()
@@ -171,7 +184,7 @@ def train_plainly(steps=30, micro=1, world=1, clip=1.0, model=None, bf16=False, 
     for step in range(steps):
         for part in range(micro):
             for rank in range(world):
-                loss = model(*(rows[order] if order else rows for rows in batch(step, rank, part)))
+                loss = model(*(rows[order] if order else rows for rows in batch(step, rank, part, device)))
                 loss.backward()
                 losses[rank].append(loss.item())
         optimizer.step(micro * world)

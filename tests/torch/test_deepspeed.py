@@ -1,12 +1,15 @@
 """strata.deepspeed: configurations, key by key, and a program written against DeepSpeed."""
 import json
+import tomllib
 
 import pytest
 import torch
 
 import small_gpt
 import strata
+from conftest import ROOT
 from strata import deepspeed
+from strata.deepspeed import config as reader
 
 # Rows 4 to 21 and 23, 24 of the requirements, in DeepSpeed's spelling.
 CONFIG = {
@@ -63,7 +66,7 @@ def test_every_key_is_reported():
 @pytest.mark.parametrize("path,value,why", [
     ("fp16.enabled", True, "use bf16.enabled"), ("optimizer.type", "OneBitAdam", '"AdamW" and "Adam"'),
     ("zero_optimization.stage_3", 1, "no known key, did you mean zero_optimization.stage"),
-    ("zero_pp.quant_bits", 4, "quantized communication"), ("tensor_model_parallel_size", 4, "groups"),
+    ("zero_pp.quant_bits", 4, "quantized communication"),
     ("zero_optimization.zero_quantized_weights", True, "quantized"),
     ("zero_optimization.zero_hpz_partition_size", 8, "secondary partitions"),
     ("prescale_gradients", True, "divided once"), ("scheduler.type", "WarmupLR", "scheduler of torch"),
@@ -143,3 +146,59 @@ def test_initialize_refuses_what_it_would_ignore():
                          ({"training_data": [1]}, "no data loader"), ({"config": None}, "needs config")):
         with pytest.raises(strata.InvalidArgument, match=why):
             deepspeed.initialize(model=model, **{"config": CONFIG, **options})
+
+
+def flat(table, prefix=""):
+    """{path: value} of a TOML or JSON table, under the manifest's names."""
+    found = {}
+    for name, value in table.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return {path.replace("stage3_", ""): value for path, value in found.items()}
+
+
+@pytest.mark.parametrize("name", ["no_offload", "cpu", "nvme"])
+def test_the_examples_say_what_their_toml_counterparts_say(name):
+    """Where a JSON file has "auto", as users of a Trainer do, the TOML file's value is given as the argument."""
+    folder = ROOT / "examples" / "manifests"
+    wanted = flat(tomllib.loads((folder / f"zero3_{name}.toml").read_text()))
+    given = json.loads((folder / f"ds_zero3_{name}.json").read_text())
+    wanted["train_batch_size"] = 4
+    autos = {path: wanted[path.replace("stage3_", "")]
+             for path, value in reader._leaves(given, "") if value == "auto"}
+    assert len(autos) == 12
+    manifest = deepspeed.read(given, autos)
+    found = flat(tomllib.loads(manifest.text))
+    assert found.pop("no_effect_keys") == "warn" and found == wanted
+    with pytest.raises(deepspeed.Refused) as error:
+        deepspeed.read(given)
+    assert sorted(key.path for key in error.value.keys) == sorted(autos)
+    if name == "nvme":
+        if not list(folder.parents[1].glob("plugins/offload_nvme/*")):
+            with pytest.raises(strata.NotFound, match="plugin offload_nvme was not found"):
+                strata.Engine(text=manifest.text)
+        return
+    with strata.Engine(text=manifest.text, overrides=["log_level=\"warn\""]) as ours, strata.Engine(
+            folder / f"zero3_{name}.toml", overrides=["log_level=\"warn\""]) as theirs:
+        assert all(ours.setting(path) == theirs.setting(path) for path in wanted)
+
+
+def test_programs_with_arguments_of_their_own():
+    arguments = {"gradient_clipping": (0.5, "--clip"), "train_batch_size": (8, "--batch"),
+                 "optimizer.params.lr": (1e-4, "--lr")}
+    config, auto = reader.fill({"optimizer": {"params": {"lr": "auto"}}}, arguments, ["train_batch_size"])
+    assert config == {"gradient_clipping": "auto", "optimizer": {"params": {"lr": "auto"}}}
+    assert auto == {"gradient_clipping": 0.5, "train_batch_size": 8, "optimizer.params.lr": 1e-4}
+    for changes in ({"gradient_clipping": 1.0}, {"train_batch_size": 4}, {"optimizer": {"params": {"lr": 1.0}}}):
+        with pytest.raises(deepspeed.Refused, match="; \"auto\" takes it from there"):
+            reader.fill(changes, arguments, ["train_batch_size"])
+    with pytest.raises(deepspeed.Refused, match="scheduler of torch.*constant_with_warmup"):
+        deepspeed.read({"scheduler": {"params": {"warmup_max_lr": "auto"}}})
+
+
+@pytest.mark.parametrize("sizes,largest", [({"hidden_size": 8}, 8), ({"hidden_sizes": [4, 16, 8]}, 16),
+                                           ({"text_config": {"hidden_size": 32}}, 32), ({}, None)])
+def test_hidden_sizes(sizes, largest):
+    def named(values):
+        return type("Config", (), {k: named(v) if isinstance(v, dict) else v for k, v in values.items()})
+
+    assert reader.hidden_size(named({"config": named(sizes)})) == largest and reader.hidden_size(object()) is None

@@ -26,12 +26,12 @@ def test_snippets_run(page, tmp_path):
 
 def run_example(tmp_path, *arguments, launcher=(sys.executable,)):
     command = [*launcher, str(PROGRAM), str(tmp_path / "text"), "--generate", "5", *arguments]
-    for setting in ("steps_per_print=10", "train_micro_batch_size_per_gpu=2", "log_level=warn"):
+    for setting in ("steps_per_print=10", "train_micro_batch_size_per_gpu=2"):
         command += ["--set", setting]
     run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
     return [(int(step), float(loss)) for step, loss in
-            re.findall(r"^step +(\d+)  loss ([\d.]+)  norm [\d.]+  [\d,]+ tokens/s$", run.stdout, re.M)]
+            re.findall(r"step (\d+): loss ([\d.]+)(?: \(rank 0\))?, grad norm [\d.]+, .* ms, \d+ tokens/s", run.stderr)]
 
 
 def test_the_example_trains_resumes_and_runs_on_two_ranks(tmp_path):

@@ -1,4 +1,5 @@
 """When units are fetched and released around forward and backward, and what becomes of saved weights."""
+import copy
 import gc
 import weakref
 
@@ -95,6 +96,16 @@ def test_a_unit_stays_from_recompute_to_its_last_gradient_and_no_longer(checkpoi
         small_gpt.loop(model, engine, 1)
         assert seen == {i: [f"blocks.{i}"] for i in range(4)}
         assert held(engine) == []
+
+
+def test_a_unit_is_given_back_when_its_forward_ends():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        seen = []
+        for block in model.blocks:  # hooks that are added after prepare's run after the release
+            block.register_forward_hook(lambda *_: seen.append(held(engine)))
+        model(*small_gpt.batch(0))
+        assert seen == [[], [], []]
 
 
 def test_slab_addresses_repeat():
@@ -237,6 +248,48 @@ def test_checkpoint_inside_a_modules_forward(use_reentrant):
         torch.testing.assert_close(grad, plain.get_parameter(name).grad)
 
 
+def test_frozen_weights_are_needed_after_the_last_gradient():
+    """Parts of a unit under checkpoint, with a unit inside: the first gradient is the only one, the rest is frozen."""
+    class Inner(nn.Linear):
+        pass
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Linear(4, 4), Inner(4, 4), nn.Linear(4, 4)])
+            self.requires_grad_(False)
+            self.parts[2].bias.requires_grad_()
+            self.parts[1].bias.requires_grad_()
+
+        def forward(self, x):
+            for part in self.parts:
+                x = torch.tanh(checkpoint(part, x, use_reentrant=False))
+            return x
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.outers = nn.Linear(4, 4), nn.ModuleList([Outer(), Outer()])
+
+        def forward(self, x):
+            x = self.first(x)
+            for outer in self.outers:
+                x = outer(x)
+            return x.square().mean()
+
+    with small_gpt.RANDOM:
+        torch.manual_seed(4)
+        plain = Model()
+    model = copy.deepcopy(plain)
+    plain(torch.ones(2, 4)).backward()
+    with small_gpt.prepare(model, units=["Outer", "Inner"]) as engine:
+        engine.backward(model(torch.ones(2, 4)))
+        assert engine.core.counters().fetches == 2 * 5
+        for name, param in plain.named_parameters():
+            if param.requires_grad:
+                torch.testing.assert_close(engine.grad(name), param.grad)
+
+
 def test_evaluation_and_generation_between_micro_batches():
     def losses(evaluate):
         model = small_gpt.make()
@@ -277,6 +330,17 @@ def test_saved_weights_keep_no_memory():
         loss = model(*small_gpt.batch(0))
         assert held(engine) == [] and not any(e.is_read for u in engine._weights.units for e in u.entries)
         engine.backward(loss)
+
+
+def test_saved_weights_of_a_recomputed_forward_keep_no_memory():
+    model = small_gpt.make(checkpointing="reentrant")  # the other kind keeps what it recomputes itself
+    with small_gpt.prepare(model) as engine:
+        read = []
+        for i, block in enumerate(model.blocks):
+            block.register_forward_hook(lambda *_, i=i: engine._passes.in_backward and read.append(
+                (i, [entry.name for entry in engine._weights.units[2 + i].entries if entry.is_read])) or None)
+        engine.backward(model(*small_gpt.batch(0)))
+        assert read == [(2, []), (1, []), (0, [])]
 
 
 def test_views_of_weights_are_unpacked_as_they_were():
@@ -360,8 +424,9 @@ def test_an_alias_kept_after_the_forward():
         assert held(engine) == []
 
 
-def test_dropped_graphs_and_cycles():
-    model = small_gpt.make()
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_dropped_graphs_and_cycles(checkpointing):
+    model = small_gpt.make(checkpointing=checkpointing)
     with small_gpt.prepare(model) as engine:
         for _ in range(3):
             loss = model(*small_gpt.batch(0))
@@ -372,7 +437,8 @@ def test_dropped_graphs_and_cycles():
         small_gpt.loop(model, engine, 2)
         gc.collect()
         assert alive() is None and held(engine) == []
-        assert not any(unit.waiting for unit in engine._weights.units)
+        assert not any(unit.waiting or unit.recomputed for unit in engine._weights.units)
+        assert engine._passes._recorded == []
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

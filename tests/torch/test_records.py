@@ -1,8 +1,10 @@
 """Cases that went wrong for people elsewhere, on this host. Numbers are the records' in the list of cases."""
+import json
 import math
 import os
 import pathlib
-import signal
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +16,8 @@ from torch import nn
 import small_gpt
 import strata
 import strata.torch
+from rank_processes import wait_until
+from torch_ranks import BUILD, PROGRAM, on_gpus
 
 
 def on_ranks(world, work):
@@ -42,6 +46,11 @@ def linear(rows, columns, seed):
 # ---- 01: a unit that runs only for some inputs -----------------------------------------------------------------------
 
 
+def arrays(engine):
+    return {(name, array): engine.read(name, array) for name, _ in engine.model.named_parameters()
+            for array in ("weight", "master", "exp_avg", "exp_avg_sq")}
+
+
 def test_01_skipped_units():
     def forward(layers, x, second, third):
         x = torch.tanh(layers[0](x))
@@ -59,12 +68,15 @@ def test_01_skipped_units():
         mine = model()
         with small_gpt.prepare(mine, thread_rank=rank) as engine:
             for second, third in uses:
-                before = {name: engine.read(p, a) for name, p in mine.named_parameters() for a in ("master",)}
+                before = arrays(engine)
                 engine.backward(mine(x[engine.rank], second, third))
                 engine.step()
                 assert not any(unit.fetched for unit in engine._weights.units)
-                for name, used in (("layers.1.weight", second), ("layers.2.weight", third)):
-                    assert torch.equal(engine.read(name, "master"), before[name]) != used
+                after = arrays(engine)
+                for layer, used in (("1", second), ("2", third)):
+                    for (name, array), value in after.items():
+                        if f"layers.{layer}." in name:
+                            assert torch.equal(value, before[name, array]) != used, (name, array)
             return engine.state_dict()
 
     plain = model()
@@ -155,6 +167,28 @@ def test_03_experts_declared_as_one_unit(live, checkpointing):
     assert all(bool(value.isfinite().all()) for value in state.values())
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_03_a_graph_that_is_retained(checkpointing):
+    """Its second backward fetches on every rank what the first one did, used there or not."""
+    x = [torch.linspace(-1, 1, 16).view(2, 8) * (1 + rank) for rank in range(2)]
+
+    def work(rank):
+        model = MixtureModel(checkpointing)
+        with small_gpt.prepare(model, thread_rank=rank, units=Mixture, micro=2, extra=["deadline_seconds=5"]) as engine:
+            loss = model(x[engine.rank], CHOICES[1][engine.rank])
+            engine.backward(loss, retain_graph=True)
+            engine.backward(loss)
+            return {name: engine.grad(name) for name, _ in model.named_parameters()}, engine.core.counters().fetches
+
+    plain = MixtureModel()
+    for rank in range(2):
+        plain(x[rank], CHOICES[1][rank]).backward()
+    for grads, fetches in on_ranks(2, work):
+        assert fetches == 4 + 2 * 4
+        for name, p in plain.named_parameters():
+            torch.testing.assert_close(grads[name], torch.zeros_like(p) if p.grad is None else p.grad / 2)
+
+
 def test_03_experts_as_units_of_their_own_are_an_error_on_every_rank():
     def work(rank):
         model = MixtureModel()
@@ -193,6 +227,21 @@ def test_06_written_by_one_rank(bf16):
         assert value.flatten().tolist() == list(range(1, 11))
 
 
+def test_06_written_while_gathered():
+    """(a) of the record: on both ranks, in a read-only window; refused on all ranks, the values are the old ones."""
+    def work(rank):
+        model = Units(lambda layers, x: layers[0](x).sum(), linear(10, 1, 0))
+        with small_gpt.prepare(model, thread_rank=rank, extra=["check_weights=true"]) as engine:
+            with pytest.raises(strata.FailedPrecondition, match='"layers.0.weight" of unit "Units" was written'):
+                with engine.gathered(model), torch.no_grad():
+                    model.layers[0].weight.fill_(7)
+            with engine.gathered(model):
+                return model.layers[0].weight.clone()
+
+    for value in on_ranks(2, work):
+        assert torch.equal(value, linear(10, 1, 0).weight)
+
+
 # ---- 07 and 09: empty params and padding -----------------------------------------------------------------------------
 
 
@@ -221,7 +270,14 @@ def test_07_zero_element_params(shapes, tmp_path):
             engine.load(tmp_path / str(stage))
             engine.core.export_weights(tmp_path / f"{stage}.safetensors")
             assert all(torch.equal(v, state[k]) for k, v in engine.state_dict().items())
+            exported = shapes_in(tmp_path / f"{stage}.safetensors")
+            assert all(exported[f"p{i}"] == list(shape) for i, shape in enumerate(shapes))
             return state
+
+    def shapes_in(path):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {name: entry["shape"] for name, entry in header.items() if "shape" in entry}
 
     reference = on_ranks(2, lambda rank: work(rank, 0))[0]
     assert {tuple(v.shape) for v in reference.values()} == set(shapes)
@@ -277,9 +333,27 @@ def test_12_persistent_params_in_changing_orders():
 # ---- 18: what does not fit is refused before it is taken -------------------------------------------------------------
 
 
+PINNED = ["zero_optimization.offload_optimizer.device=cpu", "zero_optimization.offload_optimizer.pin_memory=true"]
+
+
+def test_18_more_than_the_budget_is_refused_before_it_is_taken():
+    lines = []
+    with pytest.raises(strata.ResourceExhausted,
+                       match=r"needs .*\(\d+ bytes\) of host memory.*host_memory_limit allows .*\(300000 bytes\)"):
+        strata.torch.prepare(small_gpt.make(), text=small_gpt.text(), log=lambda level, domain, text:
+                             lines.append(text), overrides=[*PINNED, "host_memory_limit=300000", "log_level=info"])
+    assert any(re.search(r"plan: cpu: in all .*\(\d+ bytes\)", line) for line in lines), lines
+
+
 def test_18_pinned_memory_or_a_stated_fallback():
-    options = ["zero_optimization.offload_optimizer.device=cpu", "zero_optimization.offload_optimizer.pin_memory=true"]
-    assert small_gpt.train(3, 5, extra=options)[0] == small_gpt.train(3, 5)[0]
+    """Memory that cannot be locked is ordinary memory, said once, with the same numbers."""
+    lines = []
+    model = small_gpt.make()
+    with strata.torch.prepare(model, text=small_gpt.text(), overrides=PINNED,
+                              log=lambda level, domain, text: lines.append(text)) as engine:
+        losses = small_gpt.loop(model, engine, 5)
+    assert len([line for line in lines if re.search(r"pin_memory: .* wants \d+ bytes", line)]) <= 1, lines
+    assert losses == small_gpt.train(3, 5)[0]
 
 
 # ---- 31 and 32: what is not finite -----------------------------------------------------------------------------------
@@ -316,19 +390,104 @@ def test_31_32_steps_that_are_not_finite_are_skipped_on_all_ranks(stage, value, 
     assert len(lines) <= 1
 
 
-# ---- 61: one rank dies -----------------------------------------------------------------------------------------------
+# ---- 59: which GPU ---------------------------------------------------------------------------------------------------
+
+SHOW_GPU = """
+import conftest, json, small_gpt, sys, torch
+extra = small_gpt.on_cuda(world=int(sys.argv[1]))
+with small_gpt.prepare(small_gpt.make(layers=1), extra=["deadline_seconds=60", *extra]) as engine:
+    print(torch.cuda.get_device_properties(engine.device).uuid)
+"""
 
 
-def test_61_a_killed_rank_is_named_by_the_other(tmp_path):
-    program = str(pathlib.Path(__file__).with_name("rank_program.py"))
-    command = [sys.executable, program, str(tmp_path / "out"), "3", "4"]
-    ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
-                              env=dict(os.environ, STRATA_RANK=str(rank), STRATA_WORLD_SIZE="2",
-                                       STRATA_JOB=f"torch-kill-{os.getpid()}")) for rank in range(2)]
-    _, errors = ranks[0].communicate(timeout=120)
-    ranks[1].communicate(timeout=60)
-    assert ranks[1].returncode == -signal.SIGKILL
-    assert ranks[0].returncode == 1 and "strata.errors." in errors and "rank 1" in errors, errors
+def gpus_used(visible, world):
+    """(what each rank printed, what it said on stderr)"""
+    environment = dict(os.environ, STRATA_WORLD_SIZE=str(world), STRATA_JOB=f"torch-gpus-{os.getpid()}-{visible}")
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    ranks = [subprocess.Popen([sys.executable, "-c", SHOW_GPU, str(world)], cwd=pathlib.Path(__file__).parent,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=environment | {"STRATA_RANK": str(rank)}) for rank in range(world)]
+    return [tuple(text.strip() for text in rank.communicate(timeout=180)) for rank in ranks]
+
+
+def test_59_runs_on_the_cpu_need_no_variable(monkeypatch):
+    for value in ("", "-1", "4,5"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        small_gpt.train(3, 1)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == value
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(not (BUILD / "lib" / "plugins" / "device_cuda.so").exists(), reason="device_cuda was not built")
+def test_59_without_a_gpu_device_cuda_is_refused():
+    with pytest.raises(strata.FailedPrecondition, match="device_cuda.*(no NVIDIA driver|no GPU is visible)"):
+        small_gpt.prepare(small_gpt.make(), extra=["plugins.device=device_cuda"])
+
+
+@on_gpus(1)
+def test_59_more_ranks_than_gpus_is_an_error_with_both_counts():
+    first = str(torch.cuda.get_device_properties(0).uuid)
+    for visible in ("0", f"GPU-{first}"):
+        assert gpus_used(visible, 1)[0][0] == first
+        _, (_, error) = gpus_used(visible, 2)
+        assert f'local rank = 1, but 1 GPU is visible (CUDA_VISIBLE_DEVICES="{visible}")' in error, error
+    (_, error), = gpus_used("", 1)
+    assert 'no GPU is visible (CUDA_VISIBLE_DEVICES="")' in error, error
+
+
+@on_gpus(2)
+def test_59_rank_i_uses_the_ith_visible_gpu():
+    uuids = [str(torch.cuda.get_device_properties(i).uuid) for i in range(2)]
+    for visible, expected in ((None, uuids), ("0,1", uuids), ("1,0", uuids[::-1]),
+                              (f"GPU-{uuids[1]},GPU-{uuids[0]}", uuids[::-1])):
+        assert [out for out, _ in gpus_used(visible, 2)] == expected, visible
+
+
+# ---- 60: names and ports that are taken ------------------------------------------------------------------------------
+
+
+def start_rank(folder, environment, **what):
+    environment = {**os.environ, "STRATA_BUILD_DIR": str(BUILD), **environment}
+    return subprocess.Popen([sys.executable, str(PROGRAM), str(folder), json.dumps(what)], env=environment, text=True,
+                            stderr=subprocess.PIPE)
+
+
+def losses_of(folder, ranks):
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=180)
+        assert rank.returncode == 0, errors
+    return [torch.load(folder / f"rank{rank}")[0] for rank in range(len(ranks))]
+
+
+def test_60_a_name_that_is_taken_and_a_restart_right_after_kill_9(tmp_path):
+    name = f"torch-again-{os.getpid()}"
+    places = [{"STRATA_RANK": str(rank), "STRATA_WORLD_SIZE": "2", "STRATA_JOB": name} for rank in range(2)]
+    first = start_rank(tmp_path, places[0])  # waits for its rank 1
+    wait_until(lambda: name in pathlib.Path("/proc/net/unix").read_text(), "rank 0 to be there")
+    second = start_rank(tmp_path, places[0])
+    _, error = second.communicate(timeout=60)
+    assert second.returncode == 1, error
+    assert f"a job of that name is running on this machine: process {first.pid} is its rank 0" in error, error
+    first.kill()
+    again = [start_rank(tmp_path, place, steps=2) for place in places]
+    assert len(losses_of(tmp_path, again)[0]) == 2
+    first.communicate()
+
+
+def test_60_two_jobs_at_once_on_a_port_that_is_taken(tmp_path):
+    """Ranks of one machine meet by the job's name: the launcher's port may be anybody's."""
+    jobs = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for number in range(2):
+            (tmp_path / str(number)).mkdir()
+            job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1]), "WORLD_SIZE": "2",
+                   "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": f"{os.getpid()}-{number}"}
+            jobs.append([start_rank(tmp_path / str(number), {**job, "RANK": rank, "LOCAL_RANK": rank}, steps=3)
+                         for rank in ("0", "1")])
+        one, two = (losses_of(tmp_path / str(number), ranks) for number, ranks in enumerate(jobs))
+    assert one == two and one[0] != one[1]
 
 
 # ---- 64: a world that is not there -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import InvalidArgument
 from ..torch import prepare
-from .config import Refused, read
+from .config import Refused, hidden_size, read
 
 __all__ = ["DeepSpeedEngine", "Optimizer", "Refused", "initialize", "read"]
 
@@ -37,7 +37,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     config = config if config is not None else getattr(args, "deepspeed_config", None)
     if config is None:
         raise InvalidArgument("initialize needs config, or args.deepspeed_config")
-    manifest = read(config, auto, getattr(getattr(model, "config", None), "hidden_size", None))
+    manifest = read(config, auto, hidden_size(model))
     groups = _groups(model_parameters)
     inner = prepare(model, text=manifest.text, groups=groups, **prepare_options)
     facade = Optimizer(inner)
@@ -84,6 +84,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self.__dict__.update(strata=inner, optimizer=optimizer, lr_scheduler=scheduler, report=manifest.report())
         self.global_steps, self.micro_steps = 0, 0
         self.global_rank, self.world_size = inner.rank, inner.world
+        self.dp_world_size = inner.core.ranks.data_parallel_size
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)

@@ -6,9 +6,10 @@
     refused         Refused is raised, with every such key and its reason: nothing is dropped behind the user's back
 
 Keys are named by their path in the JSON file. "auto" takes the value that `auto` has for the path, what Hugging Face
-derives from the model's hidden size, or is refused.
+derives from the model's hidden size, or is refused. fill() is for programs whose own arguments say the same things.
 """
 import collections
+import copy
 import difflib
 import json
 import os
@@ -23,10 +24,9 @@ HONOURED, MAPPED, NO_EFFECT = "honoured", "mapped", "without effect"
 class Refused(InvalidArgument):
     """Keys of a DeepSpeed configuration that cannot be had here; `keys` are those, with reasons as notes."""
 
-    def __init__(self, keys):
+    def __init__(self, keys, of="DeepSpeed configuration"):
         self.keys = keys
-        super().__init__("DeepSpeed configuration: " + "; ".join(f"{key.path} = {json.dumps(key.value)}: {key.note}"
-                                                                 for key in keys))
+        super().__init__(f"{of}: " + "; ".join(f"{key.path} = {json.dumps(key.value)}: {key.note}" for key in keys))
 
 
 class Manifest:
@@ -43,8 +43,12 @@ class Manifest:
     def report(self):
         """One line per key, those that are not simply honoured first."""
         order = sorted(self.keys, key=lambda key: (key.status == HONOURED, key.path))
-        return [f"{key.path} = {json.dumps(key.value)}: {key.status}" + (f": {key.note}" if key.note else "")
-                for key in order]
+        return [line(key) for key in order]
+
+
+def line(key):
+    """A Key as a line of a report."""
+    return f"{key.path} = {json.dumps(key.value)}: {key.status}" + (f": {key.note}" if key.note else "")
 
 
 # ---- the rules: path -> function(value) of (status, manifest key or None, manifest value, note) ----------------------
@@ -92,14 +96,14 @@ _RULES = {
     "optimizer.params.fused": idle("there is one implementation"),
     "optimizer.params.bias_correction": only(True, "always on", "bias correction cannot be switched off"),
     "optimizer.params.amsgrad": only(False, "off", "AMSGrad is not there"),
-    "scheduler": refused("use a scheduler of torch: initialize(lr_scheduler=function of the optimizer)"),
+    "scheduler": refused("use a scheduler of torch: initialize(lr_scheduler=function of the optimizer); with a Trainer "
+                         "its lr_scheduler_type, constant_with_warmup for WarmupLR, linear for WarmupDecayLR"),
     "zero_allow_untested_optimizer": idle("the optimizer is a plugin"),
     "zero_force_ds_cpu_optimizer": idle("the optimizer is a plugin"),
     "dataloader_drop_last": idle("no data loader is made"), "memory_breakdown": idle("the plan is always printed"),
     "dump_state": idle("settings are always logged"), "disable_allgather": off("leaving out all-gathers"),
     "sparse_gradients": off("sparse gradients"), "zero_pp": refused("quantized communication is not there yet"),
-    "tensor_model_parallel_size": only(1, "1", "groups for tensor parallelism are not there yet"),
-    "pipeline_model_parallel_size": only(1, "1", "groups for pipeline parallelism are not there yet"),
+    "tensor_model_parallel_size": same, "pipeline_model_parallel_size": same,
     _ZERO + "round_robin_gradients": idle("every rank has an equal share"),
     _ZERO + "reduce_scatter": only(True, "always", "gradients are reduced by reduce-scatter only"),
     _ZERO + "load_from_fp32_weights": idle("checkpoints have the fp32 master"),
@@ -151,18 +155,57 @@ _BLOCKS = {
     "zero_pp": _RULES["zero_pp"],
     _ZERO + "leaf_module": refused("pass units=[...] with the class of the layer"),
 }
+_REFUSED_BLOCKS = ("scheduler.", "zero_pp.")
 _BY_HIDDEN_SIZE = {"reduce_bucket_size": lambda n: n * n, "stage3_prefetch_bucket_size": lambda n: int(0.9 * n * n),
                    "stage3_param_persistence_threshold": lambda n: 10 * n}
 
 
+def load(config):
+    """The configuration as a dict: a dict itself, or the path of a JSON file."""
+    if isinstance(config, (str, os.PathLike)):
+        return json.loads(pathlib.Path(config).read_text(), object_pairs_hook=_no_duplicates)
+    return config
+
+
+def fill(config, arguments, optional=()):
+    """(config, auto) for read: what a program's own arguments {path: (value, name)} say beside the configuration.
+
+    A path that is "auto" or missing takes the argument; those in `optional` are not added. Another value is Refused:
+    one of the two would have to be ignored.
+    """
+    config, wrong, auto = copy.deepcopy(load(config)), [], {}
+    for path, (value, name) in arguments.items():
+        *outer, last = path.split(".")
+        block = config
+        for part in outer:
+            block = block.get(part, {}) if path in optional else block.setdefault(part, {})
+        given = block.get(last)
+        if given is None and path not in optional:
+            block[last] = "auto"
+        elif given not in (None, "auto") and given != value:
+            wrong.append(Key(path, given, None, f'{name} is {json.dumps(value)}; "auto" takes it from there'))
+        auto[path] = value
+    if wrong:
+        raise Refused(wrong)
+    return config, auto
+
+
+def hidden_size(model):
+    """What Hugging Face takes "auto" sizes from: the largest hidden size that model.config names, or None."""
+    config = getattr(model, "config", None)
+    for part in (config, getattr(config, "text_config", None)):
+        sizes = getattr(part, "hidden_size", None) or max(getattr(part, "hidden_sizes", None) or [0])
+        if sizes:
+            return sizes
+    return None
+
+
 def read(config, auto=None, hidden_size=None):
     """A Manifest of a DeepSpeed configuration: a dict, or the path of a JSON file. Refused names what cannot be."""
-    if isinstance(config, (str, os.PathLike)):
-        config = json.loads(pathlib.Path(config).read_text(), object_pairs_hook=_no_duplicates)
     values, keys, wrong = {"no_effect_keys": "warn"}, [], []
-    for path, value in _leaves(config, ""):
+    for path, value in _leaves(load(config), ""):
         note = ""
-        if value == "auto":
+        if value == "auto" and not path.startswith(_REFUSED_BLOCKS):
             resolved, note = _resolve(path, auto or {}, hidden_size)
             if resolved is None:
                 wrong.append(Key(path, value, None, note))
@@ -238,7 +281,7 @@ def _resolve(path, auto, hidden_size):
     name = path.removeprefix(_ZERO)
     if name in _BY_HIDDEN_SIZE and hidden_size:
         return _BY_HIDDEN_SIZE[name](hidden_size), f"auto, from the model's hidden size {hidden_size}"
-    return None, '"auto" has no value here: a Trainer knows it, or pass auto={path: value}'
+    return None, '"auto" has no value here: a Trainer or a data loader knows it, or pass auto={path: value}'
 
 
 def _toml(value):

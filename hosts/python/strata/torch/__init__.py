@@ -8,8 +8,8 @@
 
 prepare.py hands the params over; units.py decides what is fetched together; passes.py follows forward and backward;
 weights.py fetches, attaches and releases; released.py is what a param is meanwhile; gradients.py takes the gradients;
-initial.py is where params get their first values, state.py the whole model's state; memory.py alone knows pointers and
-streams. docs/pytorch.md explains the rules.
+initial.py is where params get their first values, state.py the whole model's state; compiled.py keeps torch.compile out
+of all that; memory.py alone knows pointers and streams. docs/pytorch.md explains the rules.
 Needs torch 2.4 or newer.
 """
 from .engine import Engine, GradNorm

@@ -9,12 +9,12 @@ Collective calls are made by all ranks in the same order: forward and backward o
 here that says so.
 """
 import contextlib
-import ctypes
 
 import torch
 
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import memory, state
+from .compiled import outside_graphs
 from .gradients import Gradients
 from .passes import Passes
 from .weights import Weights
@@ -31,7 +31,10 @@ class Engine:
         self._weights = Weights(core, units, device)
         self._passes = Passes(model, self._weights)
         self._gradients = Gradients(core, self._weights, self._passes)
+        self._max_norm = None  # of the next step
         self._micro_batches = int(core.setting("gradient_accumulation_steps"))
+        self._prints = int(core.setting("steps_per_print")) if self.rank == 0 else 0
+        self._steps_before, self._loss = 0, None  # steps of the run that was loaded; sum over micro-batches
 
     def __enter__(self):
         return self
@@ -50,6 +53,7 @@ class Engine:
         """`with engine.forward():` around parts of the model that are called one by one instead of the model."""
         return self._passes.forward()
 
+    @outside_graphs
     def backward(self, loss, retain_graph=False):
         """loss.backward(), and the end of one micro-batch. Collective.
 
@@ -65,32 +69,49 @@ class Engine:
                 loss.backward(retain_graph=retain_graph)
             finally:
                 hook.remove()
+        self._gradients.end()
         self.core.end_backward()
+        if self._prints:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
 
-    def step(self, lr=None):
+    @outside_graphs
+    def step(self, lr=None, tokens=None):
         """One optimizer step; returns while the update runs. Collective.
 
         The learning rates are those of param_groups; `lr`, if given, is that of group 0 and of groups without one.
+        tokens, of this rank in this step and given at every step, lets the line that rank 0 logs every steps_per_print
+        steps tell speed; the loss in it is rank 0's, read from the device for that line only.
         """
         self._weights.check_given_back("engine.step")
         default, *others = self.param_groups
         rates = {group["group"]: group["lr"] for group in others if group["lr"] is not None}
-        self.core.step(default["lr"] if lr is None else lr, rates)
+        max_norm, self._max_norm = self._max_norm, None
+        self.core.step(default["lr"] if lr is None else lr, rates, max_norm, tokens=tokens, **self._line())
         self._passes.end_step()
+
+    def _line(self):
+        """What this step's line in the log will say of PyTorch, if it has one."""
+        total, self._loss = self._loss, None
+        if not self._prints or (self._steps_before + self._passes.steps + 1) % self._prints:
+            return {}
+        line = {"loss": None if total is None else float(total) / self._micro_batches}
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            line["note"] = f"torch {peak / 2**30:.2f} GiB allocated at the most"
+        return line
 
     def zero_grad(self, set_to_none=True):
         """Does nothing: gradients are taken and dropped as they come."""
 
     def clip_grad_norm_(self, max_norm):
-        """The gradient norm that the next step finds and clips to the manifest's gradient_clipping.
+        """Lets the next step, only it, clip the gradient norm to max_norm, the same on all ranks; returns the norm.
 
         The norm is agreed on inside step, where it costs no pass of its own: read it, as a number, after step().
-        max_norm must be the manifest's.
+        math.inf does not clip; without this call a step clips to the manifest's gradient_clipping.
         """
-        clipping = float(self.core.setting("gradient_clipping"))
-        if float(max_norm) != clipping:
-            raise InvalidArgument(f"engine.clip_grad_norm_({max_norm}): the step clips to the manifest's "
-                                  f"gradient_clipping, which is {clipping}; set gradient_clipping = {float(max_norm)}")
+        if not float(max_norm) > 0:
+            raise InvalidArgument(f"engine.clip_grad_norm_({max_norm}): a norm above 0 is right, math.inf to not clip")
+        self._max_norm = float(max_norm)
         return GradNorm(self)
 
     # ---- whole tensors ----
@@ -121,8 +142,9 @@ class Engine:
         """
         entry = self._entry(param)
         out = torch.empty(entry.shape, dtype=entry.dtype if array == "weight" else torch.float32)
-        struct, out = memory.struct_of(out, f'param "{entry.name}"')
-        self.core._call("strata_read_param", entry.core.number, array.encode(), ctypes.byref(struct))
+        described = memory.Description(entry.shape, f'param "{entry.name}"')
+        out = described.set(out)
+        self.core._call("strata_read_param", entry.core.number, array.encode(), described.pointer)
         return out
 
     def grad(self, param):
@@ -133,7 +155,7 @@ class Engine:
         entry = self._entry(param)
         if not entry.trainable:
             return None
-        return self.read(param, "grad") / (self.world * self._micro_batches)
+        return self.read(param, "grad") / (self.core.ranks.data_parallel_size * self._micro_batches)
 
     def write(self, param, value, root=0):
         """Sets a param, on all ranks, to rank `root`'s tensor; other ranks may pass None. Collective, between steps.
@@ -167,6 +189,7 @@ class Engine:
         """Loads <root>/<tag> (None: the latest), saved at any world size and stage. Collective."""
         self._weights.check_given_back("engine.load")
         state.load(self, root, tag)
+        self._steps_before = self.core.info().steps - self._passes.steps
 
     def to(self, *_, **__):
         """Refused: params lie where the manifest's device plugin puts them."""

@@ -1,21 +1,32 @@
 """From autograd to the engine: each param's gradient is handed over when autograd has accumulated it, then dropped.
 
-A hook per param (register_post_accumulate_grad_hook) gives param.grad to the engine, which folds it into its own
-buffers, and sets param.grad to None. So zero_grad finds nothing to do, and torch.nn.utils.clip_grad_norm_ nothing to
-clip.
+A hook per param (register_post_accumulate_grad_hook) takes param.grad and sets it to None. So zero_grad finds nothing
+to do, and torch.nn.utils.clip_grad_norm_ nothing to clip. What was taken is held until a unit is complete, HELD bytes
+are reached, the stream changes or the backward ends: then one call gives all of it to the engine, which folds it into
+its own buffers on the stream that was current when it was taken.
 """
-import ctypes
+import functools
 
 import torch
 
+from .. import _abi
 from ..errors import FailedPrecondition
 from . import memory
+
+
+HELD = 4 << 20  # bytes of gradients that wait for others at most: folding as many costs more than a call
 
 
 class Gradients:
     def __init__(self, core, weights, passes):
         self._core, self._weights, self._passes = core, weights, passes
         self._outer = None     # autograd's number of the backward that engine.backward runs
+        self._stream = weights.stream
+        self._grads_done = core._bound("strata_grads_done")
+        count = sum(entry.trainable for unit in weights.units for entry in unit.owned())
+        self._params, self._tensors = (_abi.Param * count)(), (_abi.strata_tensor * count)()
+        self._grads = core._bound("strata_grads", self._params, self._tensors)
+        self._held, self._held_bytes, self._held_on = [], 0, None
         for unit in weights.units:
             for entry in unit.owned():
                 if entry.trainable:
@@ -26,26 +37,51 @@ class Gradients:
         for unit in self._weights.units:
             unit.final_gradients = 0
         self._outer = None
+        self._forget()  # what a backward that failed left
         return loss.register_hook(self._note_backward)
+
+    def end(self):
+        """After it."""
+        self._hand_over()
 
     def _note_backward(self, _):
         self._outer = torch._C._current_graph_task_id()
 
     def _hook(self, entry):
-        return lambda param: self._take(entry, param)
+        described = memory.Description(entry.shape, f'gradient of param "{entry.name}"')
+        return functools.partial(self._take, entry, described)
 
-    def _take(self, entry, param):
+    def _take(self, entry, described, param):
         with torch._C.DisableTorchFunctionSubclass():
             gradient, param.grad = param.grad, None
         if not self._passes.in_backward:
             raise FailedPrecondition(f'gradient of param "{entry.name}": call engine.backward(loss), not '
                                      f"loss.backward(): its end reduces the gradients of all ranks")
-        struct, gradient = memory.struct_of(gradient, f'gradient of param "{entry.name}"')
-        self._core._call("strata_grad", entry.core.number, ctypes.byref(struct),
-                         memory.stream_of(self._weights.device))
+        gradient = described.set(gradient)
         self._core._keep_gradient(gradient)
+        stream = self._stream()
+        if stream is not self._held_on or len(self._held) == len(self._params):
+            self._hand_over()
+            self._held_on = stream
+        held = len(self._held)
+        self._params[held], self._tensors[held] = entry.core.number, described.struct
+        self._held.append(gradient)
+        self._held_bytes += gradient.nbytes
+        if self._held_bytes >= HELD:
+            self._hand_over()
         if self._is_last(entry):
             self._count(entry)
+
+    def _hand_over(self):
+        try:
+            if self._held:
+                self._grads(len(self._held), self._held_on)
+        finally:
+            self._forget()
+
+    def _forget(self):
+        self._held.clear()
+        self._held_bytes = 0
 
     def _is_last(self, entry):
         """Autograd adds up a param's gradients before it calls the hook, once per backward.
@@ -62,4 +98,5 @@ class Gradients:
         for unit in entry.units:
             unit.final_gradients += 1
             if unit.has_all_gradients():
-                self._core._call("strata_grads_done", unit.core.number)
+                self._hand_over()
+                self._grads_done(unit.core.number)

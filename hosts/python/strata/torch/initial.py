@@ -31,6 +31,7 @@ def init():
             return None
         if param not in made:
             made[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            made[param].__dict__.update(param.__dict__)  # such as Megatron's tensor_model_parallel
         return made[param]
 
     handle = register_module_parameter_registration_hook(to_meta)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import FailedPrecondition
+from .compiled import outside_graphs, refuse_cuda_graphs
 
 
 class ModuleHook:
@@ -25,6 +26,7 @@ class ModuleHook:
     def __init__(self, call, *args, takes_inputs=False):
         self._call, self._args, self._takes_inputs = call, args, takes_inputs
 
+    @outside_graphs
     def __call__(self, module, *inputs):
         self._call(*self._args, *(inputs[:2] if self._takes_inputs else ()))
 
@@ -44,6 +46,11 @@ class Pass:
     def tick(self):
         self.clock += 1
         return self.clock
+
+    def rewind(self):
+        """Another backward of the same graph is to fetch what this one did."""
+        for call in self.calls:
+            call.rewind()
 
 
 class Call:
@@ -65,6 +72,9 @@ class Call:
                 self._inputs += 1
                 tensor.register_hook(self._note_gradient)
         self._without = self._inputs
+
+    def rewind(self):
+        self.was_fetched, self._without = False, self._inputs
 
     def _note_gradient(self, _):
         self._without -= 1
@@ -98,10 +108,7 @@ class Packed:
         self.call.saved -= 1
 
     def tensor(self):
-        flat = self.entry.tensor()
-        if flat.dtype != self.dtype:
-            flat = flat.view(self.dtype)
-        return flat.as_strided(self.size, self.stride, self.offset)
+        return self.entry.view(self.dtype, self.size, self.stride, self.offset)
 
 
 class Passes:
@@ -138,6 +145,7 @@ class Passes:
 
     def _begin_forward(self):
         if self._depth == 0:
+            refuse_cuda_graphs(self._model)
             if _has_active_hooks():
                 raise FailedPrecondition("the model's forward is called with saved-tensor hooks active (checkpoint or "
                                          "save_on_cpu around the whole model): Strata's would replace them; use them "
@@ -162,7 +170,8 @@ class Passes:
         if self._pass is None and not self.in_backward and torch.is_grad_enabled():
             raise FailedPrecondition(f'unit "{unit.name}" is called outside the forward of the prepared model while '
                                      f"gradients are recorded: call the model, or use `with engine.forward():`")
-        _check_autocast(unit)
+        if unit.autocast and torch.is_autocast_enabled(self._weights.device.type):
+            _refuse_autocast(unit)
         if self.in_backward:
             self._begin_recomputed(unit)
             return
@@ -189,6 +198,7 @@ class Passes:
         unit.waiting.add(unit.recomputed)
         self._weights.keep(unit)
 
+    @outside_graphs
     def _revive(self, unit):
         """For a released param that is read: is this a part of its unit's forward that is computed again?
 
@@ -201,6 +211,7 @@ class Passes:
 
     # ---- saved tensors ----
 
+    @outside_graphs
     def _pack(self, tensor):
         entry = self._weights.entry_at(tensor)
         if entry is None:
@@ -216,12 +227,12 @@ class Passes:
     def _unpack(self, packed):
         if not isinstance(packed, Packed):
             return packed
-        call, what = packed.call, f'backward of unit "{packed.call.unit.name}"'
+        call = packed.call
         if not self.in_backward:
-            raise FailedPrecondition(f"{what}: weights are fetched for it inside engine.backward(loss) only; "
-                                     f"loss.backward() and torch.autograd.grad do not know how")
+            raise _refuse_backward(call, "weights are fetched for it inside engine.backward(loss) only; "
+                                         "loss.backward() and torch.autograd.grad do not know how")
         if call.of.step != self.steps:
-            raise FailedPrecondition(f"{what}: engine.step() has changed the weights since this forward")
+            raise _refuse_backward(call, "engine.step() has changed the weights since this forward")
         if call.of in self._recorded:
             self._backwarded = call.of
         self._fetch_in_backward(call.unit, call)
@@ -241,7 +252,9 @@ class Passes:
                 yield
             for done in reversed([p for p in self._recorded if any(call.was_fetched for call in p.calls)]):
                 self._catch_up(done, 0)
-                if not retain_graph:
+                if retain_graph:
+                    done.rewind()
+                else:
                     self._recorded.remove(done)
         finally:
             self.in_backward = False
@@ -311,10 +324,12 @@ def _has_backward(unit):
     return unit.trainable > 0 and not isinstance(unit.module, nn.Embedding)
 
 
-def _check_autocast(unit):
-    for entry in unit.autocast:
-        if torch.is_autocast_enabled(entry.param.device.type):
-            raise FailedPrecondition(
-                f'unit "{unit.name}" is called under torch.autocast with param "{entry.name}" in float32: autocast '
-                f"would save 16-bit copies of it for backward on every rank, which defeats sharding; register 16-bit "
-                f"weights (bf16.enabled = true), the engine keeps the fp32 master")
+def _refuse_backward(call, why):
+    return FailedPrecondition(f'backward of unit "{call.unit.name}": {why}')
+
+
+def _refuse_autocast(unit):
+    raise FailedPrecondition(
+        f'unit "{unit.name}" is called under torch.autocast with param "{unit.autocast[0].name}" in float32: autocast '
+        f"would save 16-bit copies of it for backward on every rank, which defeats sharding; register 16-bit weights "
+        f"(bf16.enabled = true), the engine keeps the fp32 master")

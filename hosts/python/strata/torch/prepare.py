@@ -32,12 +32,17 @@ def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE,
 
     With bf16.enabled, float32 params become bfloat16, and the optimizer's master starts from the float32 values. Frozen
     params (requires_grad = False) have no optimizer state. Collective. Returns the Engine.
+
+    Under model parallelism the model is this rank's part, and rank 0 is that of the data-parallel group. Megatron's
+    attributes say what the norm counts: param.tensor_model_parallel, param.shared.
     """
     for name, param in model.named_parameters():
         _check(name, param)
     initial = Initial(model, weights, init_weights)
     initial.check()
     found = unit_rules.choose(model, units, unit_size)
+    if torch.cuda.is_available():
+        engine.setdefault("gradient_memory", memory.Lender())
     core = CoreEngine(manifest, **engine)
     try:
         return _register(model, core, found, groups or [], initial)
@@ -60,7 +65,9 @@ def _register(model, core, found, groups, initial):
             entry = owner or Entry(param_name, unit, param, dtype)
             registered = unit.core.param(
                 param_name, tuple(param.shape), memory.DTYPES[dtype][0], group=group_of.get(id(param)),
-                frozen=not param.requires_grad, tied_to=owner.core if owner else None)
+                frozen=not param.requires_grad, tied_to=owner.core if owner else None,
+                tensor_model_parallel=not owner and getattr(param, "tensor_model_parallel", False),
+                shared=not owner and getattr(param, "shared", False))
             if not owner:
                 entry.core = registered
                 entries[id(param)] = entry
@@ -72,7 +79,7 @@ def _register(model, core, found, groups, initial):
     device = _device(core, next(iter(entries.values())))
     for unit in all_units:
         owned = unit.owned()
-        values = initial.of(unit, owned) if core.rank == 0 else {}
+        values = initial.of(unit, owned) if core.ranks.data_parallel_rank == 0 else {}
         for entry in owned:
             state.write(entry, values.pop(entry, None), root=0)
             entry.place(device)

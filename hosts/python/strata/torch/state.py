@@ -5,7 +5,6 @@ rank 0's persistent ones travel with a checkpoint as a meta value.
 """
 import base64
 import collections
-import ctypes
 import io
 
 import torch
@@ -18,7 +17,7 @@ BUFFERS = "torch.buffers"
 
 def write(entry, value, root):
     """Sets an entry's param from rank `root`'s tensor."""
-    struct = None
+    pointer = None
     if value is not None:
         if tuple(value.shape) != tuple(entry.shape):
             raise InvalidArgument(f'param "{entry.name}": a value of shape {tuple(value.shape)}, the param has '
@@ -26,9 +25,9 @@ def write(entry, value, root):
         value = value.detach().cpu()
         if value.dtype not in (torch.float32, entry.dtype):
             value = value.float()
-        struct, value = memory.struct_of(value, f'param "{entry.name}"')
-        struct = ctypes.byref(struct)
-    entry.core.unit.engine._call("strata_write_param", entry.core.number, struct, root)
+        described = memory.Description(entry.shape, f'param "{entry.name}"')
+        value, pointer = described.set(value), described.pointer
+    entry.core.unit.engine._call("strata_write_param", entry.core.number, pointer, root)
 
 
 def _persistent_buffers(model):

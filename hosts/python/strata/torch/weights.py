@@ -20,6 +20,9 @@ from . import memory
 from .released import released_class
 
 
+PLACES = 16  # of one param, whose tensors are kept
+
+
 class Entry:
     """One Parameter of the model. Several names, and several units, may share it; the first unit owns its storage."""
 
@@ -31,10 +34,10 @@ class Entry:
         self.core = None       # the engine's Param
         self.address = 0       # while attached
         self._attached = 0
-        self._buffers = {}     # weak references to the memory of tensors over the weight that are alive, by id
+        self.struct = None     # the engine fills in where the weight lies (Unit.look)
+        self._places = {}      # by address
         self._class = released_class(name, unit.name, lambda: unit.revive(unit))
         self._nan = None
-        self._view = _abi.strata_tensor()
 
     def place(self, device):
         """Releases the param for the first time: its values are the engine's now."""
@@ -49,30 +52,40 @@ class Entry:
 
     @property
     def is_read(self):
-        """A tensor over the weight is alive."""
-        return bool(self._buffers)
+        """A tensor over the weight is alive, other than the attached param."""
+        place = self._places.get(self.struct.data)
+        return place is not None and place.is_read(self.address != 0)
 
-    def tensor(self):
-        """A new flat tensor over the fetched weight."""
+    def _place(self):
+        """Where the fetched weight lies."""
+        place = self._places.get(self.struct.data)
+        if place is None:
+            if len(self._places) == PLACES:
+                self._places.clear()
+            place = self._places[self.struct.data] = memory.Place(self.struct, self.shape, self.dtype)
+        return place
+
+    def forget(self):
+        """The engine closes."""
+        self._places.clear()
+
+    def view(self, dtype, size, stride, offset):
+        """A new tensor over a part of the fetched weight."""
         if self.numel == 0:
-            return torch.empty(0, dtype=self.dtype, device=self._nan.device)
-        self.core.unit.engine._call("strata_param_view", self.core.number, ctypes.byref(self._view))
-        tensor, buffer = memory.tensor_at(self._view, self.numel, self.dtype, self._freed)
-        self._buffers[id(buffer)] = buffer
-        return tensor
-
-    def _freed(self, buffer):
-        del self._buffers[id(buffer)]
+            return torch.empty(0, dtype=dtype, device=self._nan.device).as_strided(size, stride, offset)
+        return self._place().view(dtype, size, stride, offset)
 
     def attach(self):
         """Makes the param an ordinary one again. Nests."""
         self._attached += 1
         if self._attached > 1:
             return
-        tensor = self.tensor()
-        self.address = tensor.data_ptr() if self.numel else 0
         self.param.__class__ = nn.Parameter
-        self.param.data = tensor.view(self.shape)
+        if self.numel == 0:
+            self.param.data = torch.empty(self.shape, dtype=self.dtype, device=self._nan.device)
+            return
+        self.param.data = self._place().tensor
+        self.address = self.struct.data
 
     def detach(self):
         self._attached -= 1
@@ -105,6 +118,26 @@ class Unit:
         self.final_gradients = 0  # params with their last gradient, in this backward
         self.revive = lambda unit: False  # attaches its params for an access that comes without its module
 
+    def place(self):
+        """Once all its params are registered: where they lie is asked in one call."""
+        views = (_abi.strata_tensor * len(self.entries))()
+        for view in views:
+            view.struct_size = ctypes.sizeof(view)
+        self._look = self.core.engine._bound("strata_unit_views", self.core.number, views, len(views),
+                                             ctypes.byref(ctypes.c_uint64()))
+        self._tied = []        # (entry, view) of params that another unit owns
+        for entry, view in zip(self.entries, views):
+            if entry.unit is self:
+                entry.struct = view
+            else:
+                self._tied.append((entry, view))
+
+    def look(self):
+        """After a fetch: where the weights of its params are now."""
+        self._look()
+        for entry, view in self._tied:
+            ctypes.pointer(entry.struct)[0] = view
+
     def owned(self):
         return [entry for entry in self.entries if entry.unit is self]
 
@@ -126,7 +159,11 @@ class Weights:
     """Fetches and releases the units of one model."""
 
     def __init__(self, core, units, device):
-        self.core, self.units, self.device = core, units, device
+        self.units, self.device = units, device
+        for unit in units:
+            unit.place()
+        self.stream = memory.stream_source(device)
+        self._engine_fetch, self._engine_release = core._bound("strata_fetch"), core._bound("strata_release")
         self._fetched = {}      # units, in order of their fetches
         self._by_address = {}   # attached entries
 
@@ -174,7 +211,8 @@ class Weights:
         if unit.fetched:
             return
         self.sweep()
-        self.core._call("strata_fetch", unit.core.number, memory.stream_of(self.device))
+        self._engine_fetch(unit.core.number, self.stream())
+        unit.look()
         unit.fetched = True
         self._fetched[unit] = None
 
@@ -192,7 +230,7 @@ class Weights:
                 continue
             del self._fetched[unit]
             unit.fetched = False
-            self.core._call("strata_release", unit.core.number, memory.stream_of(self.device))
+            self._engine_release(unit.core.number, self.stream())
 
     def end_backward(self):
         """Every backward is over, even if its graph was retained."""
@@ -206,6 +244,8 @@ class Weights:
             if unit.depth or unit.kept:
                 unit.depth, unit.kept = 0, False
                 self._detach(unit)
+            for entry in unit.owned():
+                entry.forget()
         self._fetched.clear()
 
     def check_given_back(self, what):

@@ -1,0 +1,44 @@
+"""One rank of test_trainer.test_two_ranks: Trainers on Strata and with DDP, one after the other. OUT is a folder."""
+import json
+import pathlib
+import sys
+
+import conftest  # noqa: F401 paths and threads
+import hf
+import test_transformers as models
+import torch
+
+
+def run(folder, ours, make=models.llama, resume=None, **changes):
+    trainer = hf.trainer(folder, make, ours, **changes)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def main(out):
+    result = {}
+    for name, make in (("llama", models.llama), ("bert", models.bert)):
+        for kind, ours in (("plain", False), ("ours", True)):
+            trainer = run(out / "none", ours, make, eval_strategy="epoch")
+            result[f"{kind} {name}"] = hf.history(trainer)
+            if name == "llama":
+                predictions = "predictions" if ours else "plain predictions"
+                result[predictions] = trainer.predict(hf.Rows(7)).predictions.argmax(-1).tolist()
+                prompt = torch.tensor([[1, 5, 9, 13]])
+                trainer.model.eval()
+                result["generated" if ours else "plain generated"] = trainer.model.generate(
+                    prompt, max_new_tokens=6, do_sample=False).tolist()
+            result["rank"] = trainer.args.process_index
+            hf.close(trainer)
+    saving = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 4}
+    trainer = run(out / "whole", True, **saving)
+    result["whole"] = hf.history(trainer)
+    hf.close(trainer)
+    trainer = run(out / "whole", True, resume=str(out / "whole" / "checkpoint-3"), **saving)
+    result["resumed"] = hf.history(trainer)[3:]
+    hf.close(trainer)
+    (out / f"rank{result['rank']}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))
