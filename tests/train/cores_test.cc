@@ -94,12 +94,18 @@ TEST(Cores, AMaskOfARanksOwnIsTakenAsItIs) {
 }
 
 TEST(Cores, NothingIsBoundWhereThatWouldStackThreads) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own";
+#endif
   const std::vector<int> one = {allowed_cpus().front()};
   EXPECT_EQ(look(2, {one, one}).engine_threads, (std::map<std::string, int>{{cpu_list_text(one), 8}}));
   EXPECT_EQ(look(1).engine_threads, (std::map<std::string, int>{{all_cpus(), 4}}));
 }
 
 TEST(Cores, BindThreadsTurnsItOff) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own";
+#endif
   EXPECT_EQ(look(2, {}, "bind_threads=false").engine_threads, (std::map<std::string, int>{{all_cpus(), 8}}));
 }
 
