@@ -50,6 +50,8 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
   }
 }
 
+Gradients::~Gradients() { (void)settle_writers(); }
+
 // ---- sizes and allocation ----------------------------------------------------------------------------------------
 
 // Buffers for all units, or for those that wait, two that are being filled, and those that stay open over the whole

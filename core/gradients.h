@@ -54,6 +54,9 @@ class Gradients {
             const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
             const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender);
 
+  // Waits for what the host's streams still write into gradient memory, which goes next.
+  ~Gradients();
+
   uint64_t buffer_bytes() const { return room().buffers + room().zeros; }  // unreduced gradients, device
   uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
   uint64_t accumulator_bytes() const;  // full fp32 accumulators, device

@@ -156,6 +156,34 @@ TEST(Life, AnyFailingAllocationIsAnErrorAndNothingElse) {
   EXPECT_EQ(threads(), before);
 }
 
+// Folds that the host's stream has not come to yet use memory of the engine, or of the host.
+TEST(Life, ClosingInABackwardWaitsForTheFolds) {
+  for (const bool lend : {false, true}) {
+    Trial t;
+    t.stage = 2;
+    t.gpu = "gpu_sim";
+    t.gpu_delay_us = 20000;
+    t.model = vectors({4096, 4096, 4096, 4096}, STRATA_BF16);
+    const std::string job = lend ? "close-lent" : "close-own";
+    Gpu gpu(t.gpu, job, 0, 1, t.gpu_delay_us);
+    std::string error;
+    strata_engine* e = open_rank(t, job, 0, &error, lend ? gpu.lender() : nullptr);
+    ASSERT_NE(e, nullptr) << error;
+    ASSERT_EQ(build_model(e, t.model), "");
+    for (strata_unit u = 0; u < 4; ++u) {
+      ASSERT_EQ(strata_fetch(e, u, gpu.stream()), STRATA_OK) << last();
+      strata_tensor view;
+      STRATA_INIT(&view);
+      ASSERT_EQ(strata_param_view(e, u, &view), STRATA_OK) << last();
+      const strata_tensor gradient = gpu.gradient(view, std::vector<float>(4096, 1.0f));
+      ASSERT_EQ(strata_grad(e, u, &gradient, gpu.stream()), STRATA_OK) << last();
+      ASSERT_EQ(strata_release(e, u, gpu.stream()), STRATA_OK) << last();
+    }
+    strata_close(e);
+    gpu.wait();  // says so when work used memory that was gone
+  }
+}
+
 TEST(Life, AnEngineThatFailedAloneComesBackByLoading) {
   Trial t;
   t.stage = 3;
