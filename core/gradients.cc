@@ -316,6 +316,7 @@ Status Gradients::fold_one(const Pending& given, const strata_stream* stream) {
   if (before > 0 && dtype != STRATA_F32) {
     char* sum = sums_[given.param].at(0);
     if (before == 1) {
+      STRATA_RETURN_IF_ERROR(sums_read_.before(stream));
       STRATA_RETURN_IF_ERROR(device_.cast(sum, STRATA_F32, place, dtype, owner.numel, STRATA_ROUND_EVEN, stream));
     }
     place = sum;
@@ -438,6 +439,7 @@ Status Gradients::end_backward() {
   std::fill(unit_closed_.begin(), unit_closed_.end(), 0);
   for (Slot& slot : slots_) {
     slot.state = State::kIdle;
+    if (plan_.local && micro_ < plan_.micro_batches) continue;  // its accumulators are written and read on
     slot.writer.reset();
     slot.written = {};
   }
@@ -467,7 +469,7 @@ Status Gradients::complete(uint32_t unit) {
   for (uint32_t i = 0; i < slot.owned.size(); ++i) {
     if (layout_.units[unit].segments[i].trainable) STRATA_RETURN_IF_ERROR(complete_segment(unit, i));
   }
-  return Ok();
+  return sums_.empty() ? Ok() : Marker::at_end_of(device_, completing_.c(), &sums_read_);
 }
 
 Status Gradients::complete_segment(uint32_t unit, uint32_t segment) {

@@ -188,6 +188,7 @@ class Gradients {
   Region owned_region_;
   Memory owned_memory_;
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
+  Marker sums_read_;                     // units completed before this point read their sums
   std::vector<uint32_t> contributions_;  // of this micro-batch (local: of this step), by owner
   std::vector<strata_fold_item> folds_;  // to be launched together
   std::vector<uint64_t> last_fold_;      // by owner: the launch it was in last
