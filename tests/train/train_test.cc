@@ -222,6 +222,47 @@ TEST(Train, UnitsWithoutGradientsInLentMemory) {
   }
 }
 
+// Gradients in the first of two micro-batches, on a stream that is late; none in the second.
+double norm_of_first_micro_batch_alone(int stage, bool wait) {
+  Trial t;
+  t.stage = stage;
+  t.micro_batches = 2;
+  t.gpu = "gpu_sim";
+  t.model = vectors({4096, 4096}, STRATA_BF16);
+  const std::string job = "alone-" + std::to_string(stage) + std::to_string(wait);
+  t.gpu_delay_us = 20000;
+  Gpu gpu(t.gpu, job, 0, 1, t.gpu_delay_us);
+  std::string error;
+  strata_engine* e = open_rank(t, job, 0, &error);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(build_model(e, t.model), "");
+  for (strata_unit u = 0; u < 2; ++u) {
+    strata_tensor view;
+    STRATA_INIT(&view);
+    EXPECT_EQ(strata_fetch(e, u, gpu.stream()), STRATA_OK) << last();
+    EXPECT_EQ(strata_param_view(e, u, &view), STRATA_OK) << last();
+    const strata_tensor gradient = gpu.gradient(view, std::vector<float>(4096, 1.0f));
+    EXPECT_EQ(strata_grad(e, u, &gradient, gpu.stream()), STRATA_OK) << last();
+    EXPECT_EQ(strata_release(e, u, gpu.stream()), STRATA_OK) << last();
+  }
+  if (wait) gpu.wait();
+  EXPECT_EQ(strata_end_backward(e), STRATA_OK) << last();
+  EXPECT_EQ(strata_end_backward(e), STRATA_OK) << last();
+  EXPECT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+  strata_step_info info;
+  STRATA_INIT(&info);
+  EXPECT_EQ(strata_get_step_info(e, &info), STRATA_OK) << last();
+  gpu.wait();
+  strata_close(e);
+  return info.grad_norm;
+}
+
+TEST(Train, AMicroBatchWithoutGradientsWaitsForTheOneBefore) {
+  for (int stage : {0, 1}) {
+    EXPECT_EQ(norm_of_first_micro_batch_alone(stage, false), norm_of_first_micro_batch_alone(stage, true)) << stage;
+  }
+}
+
 TEST(Train, StagesAgreeBitByBitWithOneMicroBatch) {
   Trial t = trial_of({0, 3, 1, 0.05, "none"});
   const Result stage0 = run(t);
