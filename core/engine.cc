@@ -191,19 +191,12 @@ Status Engine::make_plan() {
   plan_.add("weight slabs", kDeviceTier, weights_->slab_bytes());
   plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
   plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
-  const std::string lent = gradients_->is_lent() ? " (lent by the host)" : "";
-  plan_.add("gradient buffers" + lent, kDeviceTier, gradients_->buffer_bytes());
-  plan_.add("gradient accumulators" + lent, kDeviceTier, gradients_->accumulator_bytes());
-  plan_.add("arriving gradients" + lent, kDeviceTier, gradients_->arriving_bytes());
-  plan_.add("reduction scratch" + lent, kDeviceTier, gradients_->scratch_bytes());
-  plan_.add("reduced gradients" + (state == kDeviceTier ? lent : ""), state == kNvmeTier ? kCpuTier : state,
-            gradients_->owned_bytes(), state == kCpuTier ? pins : state == kNvmeTier && streams);
+  gradients_->memory().add_to(&plan_, pins);
   plan_.add("optimizer state", state, states_->bytes(), pins && state == kCpuTier);
   const bool host_updates = states_->on_host() && streams;
   plan_.add("update buffers", host_updates ? kCpuTier : kDeviceTier, updater_->buffer_bytes(), host_updates);
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
   plan_.add("tensor staging", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
-  plan_.add("gradient norms", streams ? kCpuTier : kDeviceTier, gradients_->norm_bytes(), streams);
   plan_.add("trace", kCpuTier, trace_->bytes());
   const char* const words[] = {"none", "cpu", "nvme"};
   const ZeroSettings& zero = settings_.zero_optimization;

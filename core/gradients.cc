@@ -11,36 +11,19 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
     : registry_(registry),
       layout_(layout),
       settings_(settings),
-      plan_(plan),
       device_(device),
-      collective_(collective),
       queue_(queue),
       tier_(tier),
       weights_(weights),
       counters_(counters),
       trace_(trace),
       slots_(layout.units.size()),
-      buffers_(device, queue, trace),
-      lender_(device, lender),
+      memory_(layout, settings, plan, device, collective, queue, tier, trace, lender),
       contributions_(registry.params.size()),
       last_fold_(registry.params.size()),
       unit_closed_(registry.units.size()),
       used_(registry.units.size()),
       launched_(layout.units.size()) {
-  for (uint32_t u = 0; u < slots_.size(); ++u) {
-    Slot& slot = slots_[u];
-    for (const Segment& s : layout.units[u].segments) {
-      slot.wire.push_back(slot.buffer_bytes);
-      if (s.trainable && plan_.needs_wire_buffer(s)) slot.buffer_bytes += s.elements * dtype_size(plan_.wire(s));
-    }
-    for (uint32_t f = 0; f < registry.units.size(); ++f) {
-      const auto& feeds = layout.units[f].feeds;
-      if (std::find(feeds.begin(), feeds.end(), u) != feeds.end()) slot.feeders.push_back(f);
-    }
-  }
-  uint64_t largest = 0;
-  for (const Unit& u : layout.units) largest = std::max(largest, u.trainable_elements);
-  waiting_limit_ = static_cast<uint64_t>(settings.reduce_bucket_size) + largest;
   // Backward usually runs against the registration order; the resident unit is complete last.
   for (uint32_t u = static_cast<uint32_t>(slots_.size()); u-- > 0;) {
     if (trainable(u) && static_cast<int>(u) != layout.resident) order_.push_back(u);
@@ -52,161 +35,16 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
 
 Gradients::~Gradients() { (void)settle_writers(); }
 
-// ---- sizes and allocation ----------------------------------------------------------------------------------------
-
-// Buffers for all units, or for those that wait, two that are being filled, and those that stay open over the whole
-// backward because several units feed them. Beside a room that is smaller than all buffers: zeros, from which a unit
-// without a gradient is reduced.
-Gradients::Room Gradients::room() const {
-  uint64_t all = 0, largest = 0, shared = 0;
-  for (const Slot& slot : slots_) {
-    all += slot.buffer_bytes;
-    largest = std::max(largest, slot.buffer_bytes);
-    if (slot.feeders.size() > 1) shared += slot.buffer_bytes;
-  }
-  uint64_t widest = 0;
-  for (const Unit& u : layout_.units) {
-    for (const Segment& s : u.segments) {
-      if (s.trainable && plan_.needs_wire_buffer(s)) widest = std::max(widest, dtype_size(plan_.wire(s)));
-    }
-  }
-  if (widest == 0 || waiting_limit_ >= all / widest) return {all, 0};
-  const uint64_t part = waiting_limit_ * widest + 2 * largest + shared;
-  return part < all ? Room{part, largest} : Room{all, 0};
-}
-
-uint64_t Gradients::owned_bytes() const {
-  uint64_t bytes = 0;
-  for (const Unit& u : layout_.units) {
-    for (const Segment& s : u.segments) {
-      if (s.trainable) bytes += layout_.owned(s).size() * dtype_size(plan_.owned(s));
-    }
-  }
-  return bytes;
-}
-
-uint64_t Gradients::accumulator_bytes() const {
-  uint64_t bytes = 0;
-  for (const Unit& u : layout_.units) bytes += plan_.local ? u.trainable_elements * sizeof(float) : 0;
-  return bytes;
-}
-
-uint64_t Gradients::arriving_bytes() const {
-  return leave_device() && plan_.micro_batches > 1 && !plan_.local ? owned_bytes() : 0;
-}
-
-uint64_t Gradients::scratch_bytes() const {
-  const bool adds = plan_.micro_batches > 1 && !plan_.local;
-  if (!adds && !leave_device()) return 0;
-  uint64_t all = 0, largest = 0;
-  for (const Unit& u : layout_.units) {
-    all += u.trainable_elements;
-    largest = std::max(largest, u.trainable_elements);
-  }
-  const uint64_t group = std::max(largest, std::min(all, static_cast<uint64_t>(settings_.reduce_bucket_size)));
-  return group / (layout_.stage == 0 ? 1 : static_cast<uint64_t>(layout_.world)) * sizeof(float);
-}
-
-uint64_t Gradients::norm_blocks(bool counted) const {
-  uint64_t blocks = 0;
-  for (const Unit& u : layout_.units) {
-    for (const Segment& s : u.segments) blocks += s.trainable && s.counted == counted ? s.shard / kShardElements : 0;
-  }
-  return blocks;
-}
-
 Status Gradients::allocate() {
   STRATA_RETURN_IF_ERROR(completing_.create(device_, 0, trace_.add_stream("completing", trace_.host)));
-  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, norm_bytes(), &norms_).during("norms"));
-  auto* counted = reinterpret_cast<double*>(norms_.at(0));
-  double* copies = counted + norm_blocks(true);
-  std::vector<uint64_t> sizes;
-  for (uint32_t u = 0; u < slots_.size(); ++u) {
-    sizes.push_back(slots_[u].buffer_bytes);
-    for (const Segment& s : layout_.units[u].segments) {
-      double*& norm = s.counted ? counted : copies;
-      slots_[u].norm.push_back(norm);
-      norm += s.trainable ? s.shard / kShardElements : 0;
-    }
-  }
-  buffers_.plan(std::move(sizes), room());
-  Blocks blocks;
-  if (!lends_reduced()) STRATA_RETURN_IF_ERROR(allocate_reduced(&blocks.reduced).during("reduced gradients"));
-  if (!is_lent()) STRATA_RETURN_IF_ERROR(allocate_blocks(&blocks));
-  place(blocks);
-  return Ok();
+  return memory_.allocate();
 }
 
-// Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
-Status Gradients::allocate_reduced(char** reduced) {
-  if (tier_.addressable()) {
-    STRATA_RETURN_IF_ERROR(tier_.alloc(owned_bytes(), "reduced gradients", &owned_region_));
-    *reduced = owned_region_.address();
-    return Ok();
-  }
-  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, owned_bytes(), &owned_memory_));
-  *reduced = owned_memory_.at(0);
-  return Ok();
-}
-
-Status Gradients::allocate_blocks(Blocks* blocks) {
-  STRATA_RETURN_IF_ERROR(buffers_.allocate(collective_, &blocks->buffers));
-  STRATA_RETURN_IF_ERROR(
-      Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
-  STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
-  STRATA_RETURN_IF_ERROR(Memory::on_device(device_, arriving_bytes(), &arriving_).during("arriving gradients"));
-  blocks->accumulators = accumulators_.at(0);
-  blocks->scratch = scratch_.at(0);
-  blocks->arriving = arriving_bytes() > 0 ? arriving_.at(0) : nullptr;
-  return Ok();
-}
-
-// Gives every segment its place in the blocks. Nothing uses the old ones.
-void Gradients::place(const Blocks& blocks) {
-  blocks_ = blocks;
-  buffers_.place(blocks.buffers);
-  Blocks at = blocks;
-  const auto take = [](char** next, uint64_t bytes) { return *next ? std::exchange(*next, *next + bytes) : nullptr; };
-  for (uint32_t u = 0; u < slots_.size(); ++u) {
-    Slot& slot = slots_[u];
-    slot.owned.clear();
-    slot.arriving.clear();
-    slot.accumulator.clear();
-    for (const Segment& s : layout_.units[u].segments) {
-      const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
-      slot.owned.push_back(count > 0 ? take(&at.reduced, count * dtype_size(plan_.owned(s))) : nullptr);
-      slot.arriving.push_back(count > 0 ? take(&at.arriving, count * sizeof(float)) : nullptr);
-      slot.accumulator.push_back(s.trainable && plan_.local ? take(&at.accumulators, s.elements * sizeof(float))
-                                                            : nullptr);
-    }
-  }
-}
-
-// Where the host lends: what allocate_blocks does otherwise, once there is a gradient. Blocks that are still there from
-// the last step stay.
 Status Gradients::borrow(const strata_stream* stream) {
-  lender_.keep();
-  if (lender_.is_holding()) return stream ? lender_.before(stream) : Ok();
-  std::vector<char*> lent;
-  STRATA_RETURN_IF_ERROR(lender_.borrow(
-      {buffer_bytes(), accumulator_bytes(), scratch_bytes(), arriving_bytes(), lends_reduced() ? owned_bytes() : 0},
-      stream, &lent));
-  place({lent[0], lent[1], lent[2], lent[3], lends_reduced() ? lent[4] : blocks_.reduced});
-  if (room().zeros > 0) STRATA_RETURN_IF_ERROR(device_.zero(lent[0] + room().buffers, room().zeros, stream));
-  STRATA_RETURN_IF_ERROR(lender_.begin(stream));
-  return lender_.before(completing_.c());
-}
-
-void Gradients::note_fetch(uint32_t unit, const strata_stream* stream) {
-  if (!lender_.is_holding()) return;
-  bool ended = false;
-  for (uint32_t needed : layout_.units[unit].needs) ended = lender_.note_fetch(needed, stream) || ended;
-  ended = lender_.note_fetch(unit, stream) || ended;
-  if (ended) place({nullptr, nullptr, nullptr, nullptr, lends_reduced() ? nullptr : blocks_.reduced});
-}
-
-char* Gradients::wire_address(uint32_t unit, uint32_t segment) const {
-  return buffers_.at(unit) + slots_[unit].wire[segment];
+  if (!memory_.is_lent()) return Ok();
+  bool lent = false;
+  STRATA_RETURN_IF_ERROR(memory_.borrow(stream, &lent));
+  return lent ? memory_.before(completing_.c()) : Ok();
 }
 
 // ---- a gradient arrives ------------------------------------------------------------------------------------------
@@ -230,7 +68,7 @@ Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
                                          ", the engine's device is of type " + std::to_string(device_.type())};
   }
   if (!grad.data && p.numel > 0) return {STRATA_INVALID_ARGUMENT, who + ": data is NULL"};
-  if (micro_ == plan_.micro_batches) {
+  if (micro_ == plan().micro_batches) {
     return {STRATA_FAILED_PRECONDITION, who + ": all " + std::to_string(micro_) +
                                             " micro-batches of gradient_accumulation_steps are in, call strata_step"};
   }
@@ -247,7 +85,7 @@ Status Gradients::add(const uint32_t* params, const std::vector<strata_tensor>& 
   std::vector<Pending> given;
   for (size_t i = 0; i < grads.size(); ++i)
     given.push_back({registry_.params[params[i]].owner, grads[i].data, grads[i].dtype});
-  if (is_lent()) STRATA_RETURN_IF_ERROR(borrow(stream));
+  STRATA_RETURN_IF_ERROR(borrow(stream));
   if (settings_.contiguous_gradients) STRATA_RETURN_IF_ERROR(make_room(given));
   for (const Pending& g : given) STRATA_RETURN_IF_ERROR(take_turn(slot_of(g), stream));
   if (settings_.contiguous_gradients) STRATA_RETURN_IF_ERROR(fold(given, stream));
@@ -277,14 +115,14 @@ Status Gradients::take_turn(Slot& slot, const strata_stream* stream) {
 
 // All of it is found before anything is folded: room for one unit may move another's.
 Status Gradients::make_room(const std::vector<Pending>& given) {
-  if (plan_.local) return Ok();
+  if (plan().local) return Ok();
   ++fold_launch_;
   for (const Pending& g : given) {
     const Param& owner = registry_.params[g.param];
     STRATA_RETURN_IF_ERROR(open_buffer(owner.home));
     const bool is_first = contributions_[g.param] == 0 && last_fold_[g.param] != fold_launch_;
     last_fold_[g.param] = fold_launch_;
-    if (is_first || plan_.wire(segment_of(owner)) == STRATA_F32 || sums_[g.param].bytes() > 0) continue;
+    if (is_first || plan().wire(segment_of(owner)) == STRATA_F32 || sums_[g.param].bytes() > 0) continue;
     STRATA_RETURN_IF_ERROR(
         Memory::on_device(device_, owner.numel * sizeof(float), &sums_[g.param]).during("sum of " + owner.name));
   }
@@ -294,15 +132,15 @@ Status Gradients::make_room(const std::vector<Pending>& given) {
 
 // What make_room found room for.
 Status Gradients::fold(const std::vector<Pending>& given, const strata_stream* stream) {
-  if (!plan_.local) STRATA_RETURN_IF_ERROR(buffers_.before(stream));
+  if (!plan().local) STRATA_RETURN_IF_ERROR(buffers().before(stream));
   for (const Pending& g : given) STRATA_RETURN_IF_ERROR(fold_one(g, stream));
   return launch_folds(stream);
 }
 
 // Where gradients of a param are added up from the first one on.
 char* Gradients::sum_of(const Param& owner, strata_dtype* dtype) const {
-  *dtype = plan_.local ? STRATA_F32 : plan_.wire(segment_of(owner));
-  char* begin = plan_.local ? slots_[owner.home].accumulator[owner.segment] : wire_address(owner.home, owner.segment);
+  *dtype = plan().local ? STRATA_F32 : plan().wire(segment_of(owner));
+  char* begin = plan().local ? memory_.accumulator(owner.home, owner.segment) : memory_.wire(owner.home, owner.segment);
   return begin + owner.offset * dtype_size(*dtype);
 }
 
@@ -349,8 +187,8 @@ Status Gradients::note_written(Slot& slot) {
 }
 
 Status Gradients::open_buffer(uint32_t unit) {
-  if (slots_[unit].buffer_bytes == 0 || buffers_.is_open(unit)) return Ok();
-  Status status = buffers_.open(unit, [this] { return settle_writers(); });
+  if (memory_.buffer_bytes(unit) == 0 || buffers().is_open(unit)) return Ok();
+  Status status = buffers().open(unit, [this] { return settle_writers(); });
   if (status.ok()) return Ok();
   return {status.code(), "gradients of unit \"" + layout_.units[unit].name + "\": " + status.text() +
                              ": raise zero_optimization.reduce_bucket_size, or tell with strata_grads_done when a "
@@ -360,7 +198,7 @@ Status Gradients::open_buffer(uint32_t unit) {
 // ---- a unit is done ----------------------------------------------------------------------------------------------
 
 Status Gradients::unit_done(uint32_t unit) {
-  if (micro_ == plan_.micro_batches) {
+  if (micro_ == plan().micro_batches) {
     return {STRATA_FAILED_PRECONDITION, "strata_grads_done: all micro-batches of this step are in, call strata_step"};
   }
   if (unit_closed_[unit]) {
@@ -369,7 +207,7 @@ Status Gradients::unit_done(uint32_t unit) {
   filling_ = true;
   unit_closed_[unit] = 1;
   for (uint32_t fed : layout_.units[unit].feeds) {
-    const auto& feeders = slots_[fed].feeders;
+    const auto& feeders = layout_.units[fed].feeders;
     const bool done = std::all_of(feeders.begin(), feeders.end(), [&](uint32_t f) { return unit_closed_[f]; });
     if (done && trainable(fed)) STRATA_RETURN_IF_ERROR(mark_ready(fed));
   }
@@ -380,8 +218,8 @@ Status Gradients::unit_done(uint32_t unit) {
 // Units that wait for a turn that does not come are sent after all, the longest waiting first. That depends on which
 // units hosts declare done, in which order, and on sizes: not on which of them got gradients.
 Status Gradients::bound_waiting() {
-  if (waiting_elements_ > waiting_limit_) STRATA_RETURN_IF_ERROR(launch());
-  for (size_t i = 0; i < ready_order_.size() && waiting_elements_ > waiting_limit_; ++i) {
+  if (waiting_elements_ > memory_.waiting_limit()) STRATA_RETURN_IF_ERROR(launch());
+  for (size_t i = 0; i < ready_order_.size() && waiting_elements_ > memory_.waiting_limit(); ++i) {
     if (launched_[ready_order_[i]]) continue;
     STRATA_RETURN_IF_ERROR(append(ready_order_[i]));
     STRATA_RETURN_IF_ERROR(launch());
@@ -419,7 +257,7 @@ Status Gradients::append(uint32_t unit) {
 }
 
 Status Gradients::end_backward() {
-  if (micro_ == plan_.micro_batches) {
+  if (micro_ == plan().micro_batches) {
     return {STRATA_FAILED_PRECONDITION, "strata_end_backward: all " + std::to_string(micro_) +
                                             " micro-batches of gradient_accumulation_steps are in, call strata_step"};
   }
@@ -439,11 +277,11 @@ Status Gradients::end_backward() {
   std::fill(unit_closed_.begin(), unit_closed_.end(), 0);
   for (Slot& slot : slots_) {
     slot.state = State::kIdle;
-    if (plan_.local && micro_ < plan_.micro_batches) continue;  // its accumulators are written and read on
+    if (plan().local && micro_ < plan().micro_batches) continue;  // its accumulators are written and read on
     slot.writer.reset();
     slot.written = {};
   }
-  if (!plan_.local || micro_ == plan_.micro_batches) std::fill(contributions_.begin(), contributions_.end(), 0);
+  if (!plan().local || micro_ == plan().micro_batches) std::fill(contributions_.begin(), contributions_.end(), 0);
   return Ok();
 }
 
@@ -452,7 +290,7 @@ Status Gradients::end_backward() {
 // Brings the unit's flat buffer into the state that is reduced: pending gradients folded, sums rounded, zeros where
 // nothing came.
 Status Gradients::complete(uint32_t unit) {
-  if (is_lent()) STRATA_RETURN_IF_ERROR(borrow(nullptr));
+  STRATA_RETURN_IF_ERROR(borrow(nullptr));
   Slot& slot = slots_[unit];
   const strata_stream* writer = slot.writer ? &*slot.writer : nullptr;
   if (!slot.pending.empty()) {
@@ -461,12 +299,12 @@ Status Gradients::complete(uint32_t unit) {
     STRATA_RETURN_IF_ERROR(note_written(slot));
   }
   slot.pending.clear();
-  if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
+  if (plan().local && micro_ + 1 < plan().micro_batches) return Ok();
   if (is_absent(unit)) return Ok();
   STRATA_RETURN_IF_ERROR(open_buffer(unit));
-  STRATA_RETURN_IF_ERROR(buffers_.before(completing_.c()));
+  STRATA_RETURN_IF_ERROR(buffers().before(completing_.c()));
   STRATA_RETURN_IF_ERROR(slot.written.before(completing_.c()));
-  for (uint32_t i = 0; i < slot.owned.size(); ++i) {
+  for (uint32_t i = 0; i < layout_.units[unit].segments.size(); ++i) {
     if (layout_.units[unit].segments[i].trainable) STRATA_RETURN_IF_ERROR(complete_segment(unit, i));
   }
   return sums_.empty() ? Ok() : Marker::at_end_of(device_, completing_.c(), &sums_read_);
@@ -474,14 +312,14 @@ Status Gradients::complete(uint32_t unit) {
 
 Status Gradients::complete_segment(uint32_t unit, uint32_t segment) {
   const Segment& s = layout_.units[unit].segments[segment];
-  const strata_dtype wire = plan_.wire(s);
+  const strata_dtype wire = plan().wire(s);
   const strata_stream* stream = completing_.c();
-  char* sum = plan_.local ? slots_[unit].accumulator[segment] : wire_address(unit, segment);
-  const uint64_t size = plan_.local ? sizeof(float) : dtype_size(wire);
+  char* sum = plan().local ? memory_.accumulator(unit, segment) : memory_.wire(unit, segment);
+  const uint64_t size = plan().local ? sizeof(float) : dtype_size(wire);
   for (uint32_t id : s.params) {
     const Param& p = registry_.params[id];
     if (contributions_[id] == 0) STRATA_RETURN_IF_ERROR(device_.zero(sum + p.offset * size, p.numel * size, stream));
-    if (!plan_.local && contributions_[id] > 1 && wire != STRATA_F32) {
+    if (!plan().local && contributions_[id] > 1 && wire != STRATA_F32) {
       STRATA_RETURN_IF_ERROR(
           device_.cast(sum + p.offset * size, wire, sums_[id].at(0), STRATA_F32, p.numel, STRATA_ROUND_EVEN, stream));
     }
@@ -489,8 +327,8 @@ Status Gradients::complete_segment(uint32_t unit, uint32_t segment) {
   for (const Range& gap : s.gaps) {
     STRATA_RETURN_IF_ERROR(device_.zero(sum + gap.begin * size, gap.size() * size, stream));
   }
-  if (!plan_.local || wire == STRATA_F32) return Ok();
-  return device_.cast(wire_address(unit, segment), wire, sum, STRATA_F32, s.elements, STRATA_ROUND_EVEN, stream);
+  if (!plan().local || wire == STRATA_F32) return Ok();
+  return device_.cast(memory_.wire(unit, segment), wire, sum, STRATA_F32, s.elements, STRATA_ROUND_EVEN, stream);
 }
 
 // Sends the bucket. With local accumulation only the last micro-batch has something to send.
@@ -509,7 +347,7 @@ Status Gradients::launch() {
     queue_.fail(status);  // the other ranks wait for this reduction
     return status;
   }
-  if (plan_.local && micro_ + 1 < plan_.micro_batches) return Ok();
+  if (plan().local && micro_ + 1 < plan().micro_batches) return Ok();
 
   CommOp op;
   op.kind = layout_.stage == 0 ? CommOp::Kind::kAllReduce : CommOp::Kind::kReduceScatter;
@@ -521,20 +359,20 @@ Status Gradients::launch() {
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, completing_.c(), &completed));
   op.after.push_back(Work::ending_at(completed));
   std::vector<Landing> landings;
-  char* scratch = blocks_.scratch;
+  char* scratch = memory_.scratch();
   for (uint32_t u : units) {
     // The slice may still feed the update of the last step.
-    if (micro_ == 0 || plan_.local) {
+    if (micro_ == 0 || plan().local) {
       if (Work updated = weights_.updated(u)) op.after.push_back(std::move(updated));
     }
-    for (uint32_t i = 0; i < slots_[u].owned.size(); ++i) {
+    for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
       if (!s.trainable) continue;
-      const char* in = is_absent(u)                 ? buffers_.zeros()
-                       : plan_.needs_wire_buffer(s) ? wire_address(u, i)
-                                                    : slots_[u].accumulator[i];
+      const char* in = is_absent(u)                  ? buffers().zeros()
+                       : plan().needs_wire_buffer(s) ? memory_.wire(u, i)
+                                                     : memory_.accumulator(u, i);
       const Landing& landing = landings.emplace_back(land(u, i, &scratch));
-      op.items.push_back(coll_item(in, plan_.wire(s), landing.out, plan_.owned(s), layout_.owned(s).size()));
+      op.items.push_back(coll_item(in, plan().wire(s), landing.out, plan().owned(s), layout_.owned(s).size()));
     }
   }
   op.then = [this, landings = std::move(landings), micro = micro_](const strata_stream* stream) {
@@ -542,7 +380,7 @@ Status Gradients::launch() {
     return Ok();
   };
   Work reduced = queue_.submit(std::move(op));
-  buffers_.hand_over(units, reduced);
+  buffers().hand_over(units, reduced);
   if (settings_.overlap_comm) return Ok();
   const Span wait(trace_.host, "wait for reduction", units.front());
   return reduced.before(nullptr, queue_.patience());
@@ -550,10 +388,9 @@ Status Gradients::launch() {
 
 // Where this micro-batch's reduction of a segment goes, and where the slice's sum is on the device.
 Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scratch) const {
-  const Slot& slot = slots_[unit];
-  const bool adds = !plan_.local && micro_ > 0;
-  Landing landing{unit, segment, nullptr, slot.arriving[segment]};
-  if (!landing.sum && !leave_device()) landing.sum = slot.owned[segment];
+  const bool adds = !plan().local && micro_ > 0;
+  Landing landing{unit, segment, nullptr, memory_.arriving(unit, segment)};
+  if (!landing.sum && !memory_.leave_device()) landing.sum = memory_.owned(unit, segment);
   if (adds || !landing.sum) {
     landing.out = std::exchange(*scratch, *scratch + layout_.owned(segment_of(landing)).size() * sizeof(float));
   }
@@ -566,16 +403,17 @@ Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scrat
 // sent to the tier, where it is not there already. Collective thread.
 Status Gradients::arrive(const Landing& landing, int micro, const strata_stream* stream) {
   const Segment& s = segment_of(landing);
-  const uint64_t count = layout_.owned(s).size(), bytes = count * dtype_size(plan_.owned(s));
-  const bool last = micro + 1 == plan_.micro_batches;
+  const uint64_t count = layout_.owned(s).size(), bytes = count * dtype_size(plan().owned(s));
+  const bool last = micro + 1 == plan().micro_batches;
   if (landing.out != landing.sum) {
     auto* sum = reinterpret_cast<float*>(landing.sum);
     STRATA_RETURN_IF_ERROR(device_.accumulate(sum, landing.out, STRATA_F32, count, stream));
   }
   if (last) STRATA_RETURN_IF_ERROR(square(landing, stream));
-  if (tier_.kind() != kDeviceTier && (last || !leave_device())) strata::add(counters_.tier_write[kCpuTier], bytes);
-  if (!last || !leave_device()) return Ok();
-  return device_.copy(slots_[landing.unit].owned[landing.segment], landing.sum, bytes, stream);
+  if (tier_.kind() != kDeviceTier && (last || !memory_.leave_device()))
+    strata::add(counters_.tier_write[kCpuTier], bytes);
+  if (!last || !memory_.leave_device()) return Ok();
+  return device_.copy(memory_.owned(landing.unit, landing.segment), landing.sum, bytes, stream);
 }
 
 // ---- norm --------------------------------------------------------------------------------------------------------
@@ -583,10 +421,10 @@ Status Gradients::arrive(const Landing& landing, int micro, const strata_stream*
 // Always over this rank's own slice, so that every stage adds the same numbers in the same order.
 Status Gradients::square(const Landing& landing, const strata_stream* stream) {
   const Segment& s = segment_of(landing);
-  const strata_dtype dtype = plan_.owned(s);
+  const strata_dtype dtype = plan().owned(s);
   const uint64_t first = s.slice(layout_.rank).begin - layout_.owned(s).begin;
   return device_.square_sums(landing.sum + first * dtype_size(dtype), dtype, s.shard,
-                             slots_[landing.unit].norm[landing.segment], stream);
+                             memory_.norm(landing.unit, landing.segment), stream);
 }
 
 namespace {
@@ -605,20 +443,19 @@ double total_of(const double* sums, uint64_t blocks) {
 
 // A copy that is not finite, where what another rank counts is, ends the step all the same.
 double Gradients::norm_partial() const {
-  const auto* sums = reinterpret_cast<const double*>(norms_.at(0));
-  const double counted = total_of(sums, norm_blocks(true));
-  const double copies = total_of(sums + norm_blocks(true), norm_blocks(false));
+  const double counted = total_of(memory_.norms(true), memory_.norm_blocks(true));
+  const double copies = total_of(memory_.norms(false), memory_.norm_blocks(false));
   return std::isfinite(copies) ? counted : counted + copies;
 }
 
 Status Gradients::find_nonfinite(std::string* param) const {
   for (uint32_t u = 0; u < slots_.size(); ++u) {
-    for (uint32_t i = 0; i < slots_[u].owned.size(); ++i) {
+    for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
       if (!s.trainable) continue;
       int64_t index = -1;
       const Range owned = layout_.owned(s);
-      STRATA_RETURN_IF_ERROR(find_nonfinite_in(slots_[u].owned[i], plan_.owned(s), owned.size(), &index));
+      STRATA_RETURN_IF_ERROR(find_nonfinite_in(memory_.owned(u, i), plan().owned(s), owned.size(), &index));
       if (index < 0) continue;
       *param = param_at(registry_, s, owned.begin + static_cast<uint64_t>(index));
       return Ok();
@@ -630,7 +467,7 @@ Status Gradients::find_nonfinite(std::string* param) const {
 // A slice that left the device is looked at in pieces, back on it.
 Status Gradients::find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const {
   constexpr uint64_t kPiece = 1 << 18;
-  if (!leave_device()) return device_.find_nonfinite(slice, dtype, count, index);
+  if (!memory_.leave_device()) return device_.find_nonfinite(slice, dtype, count, index);
   Memory piece;
   STRATA_RETURN_IF_ERROR(Memory::on_device(device_, kPiece * sizeof(float), &piece));
   for (uint64_t at = 0; at < count && *index < 0; at += kPiece) {

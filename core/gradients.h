@@ -20,33 +20,14 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include "core/comm_queue.h"
-#include "core/gradient_buffers.h"
-#include "core/layout.h"
-#include "core/lender.h"
-#include "core/manifest/settings.h"
-#include "core/tier.h"
+#include "core/gradient_memory.h"
 #include "core/weights.h"
 
 namespace strata {
-
-// How gradients are summed in this run; see the table above.
-struct GradientPlan {
-  int micro_batches = 1;
-  bool local = false;                    // full fp32 accumulators
-  strata_dtype communication_dtype = 0;  // 0: the param's own
-  strata_dtype wire(const Segment& s) const {
-    if (communication_dtype != 0) return communication_dtype;
-    return local ? STRATA_F32 : s.dtype;
-  }
-  strata_dtype owned(const Segment& s) const { return micro_batches == 1 ? wire(s) : STRATA_F32; }
-  // Full accumulators are sent as they are, or first rounded to a narrower wire dtype.
-  bool needs_wire_buffer(const Segment& s) const { return !local || wire(s) != STRATA_F32; }
-};
 
 class Gradients {
  public:
@@ -57,19 +38,10 @@ class Gradients {
   // Waits for what the host's streams still write into gradient memory, which goes next.
   ~Gradients();
 
-  uint64_t buffer_bytes() const { return room().buffers + room().zeros; }  // unreduced gradients, device
-  uint64_t owned_bytes() const;        // reduced slices, in the optimizer's tier (or RAM beside it)
-  uint64_t accumulator_bytes() const;  // full fp32 accumulators, device
-  uint64_t arriving_bytes() const;     // fp32 sums of slices on their way to host memory, device
-  uint64_t scratch_bytes() const;      // one reduction's fp32 result, device
-  uint64_t norm_bytes() const { return (norm_blocks(true) + norm_blocks(false)) * sizeof(double); }  // host
   Status allocate();
-  // Device memory of all this comes from the host, and only while there are gradients.
-  bool is_lent() const { return static_cast<bool>(lender_); }
-  // Whether owned() has an address now.
-  bool has_reduced() const { return !lends_reduced() || lender_.is_holding(); }
+  const GradientMemory& memory() const { return memory_; }
   // `stream` waits for the last update of `unit`.
-  void note_fetch(uint32_t unit, const strata_stream* stream);
+  void note_fetch(uint32_t unit, const strata_stream* stream) { memory_.note_fetch(unit, stream); }
 
   // grads[i] is params[i]'s. All of them, or none.
   Status add(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream);
@@ -84,13 +56,13 @@ class Gradients {
   // The update of `units` is under way.
   void begin_step(const std::vector<uint32_t>& units) {
     micro_ = 0;
-    lender_.until_fetched(units);
+    memory_.until_fetched(units);
   }
 
   // This rank's reduced gradients of a segment, valid between the last reduction and the next step's first.
-  const char* owned(uint32_t unit, uint32_t segment) const { return slots_[unit].owned[segment]; }
-  strata_dtype owned_dtype(const Segment& s) const { return plan_.owned(s); }
-  const GradientPlan& plan() const { return plan_; }
+  const char* owned(uint32_t unit, uint32_t segment) const { return memory_.owned(unit, segment); }
+  strata_dtype owned_dtype(const Segment& s) const { return plan().owned(s); }
+  const GradientPlan& plan() const { return memory_.plan(); }
   // Sum of squares over this rank's own slices, added in a fixed order. Collective thread, when all reductions are
   // done.
   double norm_partial() const;
@@ -106,14 +78,7 @@ class Gradients {
   };
   struct Slot {
     State state = State::kIdle;
-    uint64_t buffer_bytes = 0;
-    std::vector<uint64_t> wire;      // byte offset of each segment in the buffer
-    std::vector<char*> owned;        // per segment, NULL for frozen
-    std::vector<char*> arriving;     // the same on the device, where `owned` is not and micro-batches are added up
-    std::vector<char*> accumulator;  // per segment, full fp32
-    std::vector<uint32_t> feeders;   // registered units whose gradients end up here
-    std::vector<double*> norm;       // per segment: sums of squares of this rank's blocks
-    std::vector<Pending> pending;    // contiguous_gradients = false
+    std::vector<Pending> pending;  // contiguous_gradients = false
     // The stream that wrote into the buffer last, where there is one, and the end of what it wrote, once that is known.
     std::optional<strata_stream> writer;
     Marker written;
@@ -124,23 +89,11 @@ class Gradients {
     uint32_t unit, segment;
     char *out, *sum;  // device memory
   };
-  // Reduced slices leave the device for the host's memory as each reduction ends.
-  bool leave_device() const { return device_.is_asynchronous() && tier_.kind() != kDeviceTier; }
-  bool lends_reduced() const { return lender_ && tier_.kind() == kDeviceTier; }
-  // Where each kind of memory begins.
-  struct Blocks {
-    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr, *reduced = nullptr;
-  };
-  Status allocate_blocks(Blocks* blocks);
-  Status allocate_reduced(char** reduced);
-  void place(const Blocks& blocks);
-  Status borrow(const strata_stream* stream);
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
-  char* wire_address(uint32_t unit, uint32_t segment) const;
-  using Room = GradientBuffers::Room;
-  Room room() const;
   // Nobody on this rank gave the unit a gradient, and it is reduced from zeros that lie ready.
-  bool is_absent(uint32_t unit) const { return !plan_.local && buffers_.zeros() && !buffers_.is_open(unit); }
+  bool is_absent(uint32_t unit) { return !plan().local && buffers().zeros() && !buffers().is_open(unit); }
+  GradientBuffers& buffers() { return memory_.buffers(); }
+  Status borrow(const strata_stream* stream);
   Status check(uint32_t param, const strata_tensor& grad) const;
   Slot& slot_of(const Pending& given) { return slots_[registry_.params[given.param].home]; }
   Status take_turn(Slot& slot, const strata_stream* stream);
@@ -164,15 +117,12 @@ class Gradients {
   const Segment& segment_of(const Param& owner) const { return layout_.units[owner.home].segments[owner.segment]; }
   Status arrive(const Landing& landing, int micro, const strata_stream* stream);
   Status square(const Landing& landing, const strata_stream* stream);
-  uint64_t norm_blocks(bool counted) const;  // of counted segments, or of copies
   Status find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const;
 
   const Registry& registry_;
   const Layout& layout_;
   const ZeroSettings& settings_;
-  const GradientPlan plan_;
   const Device& device_;
-  const Collective& collective_;
   CommQueue& queue_;
   const Tier& tier_;
   const Weights& weights_;
@@ -180,13 +130,8 @@ class Gradients {
   Trace& trace_;
 
   std::vector<Slot> slots_;  // by layout unit
-  GradientBuffers buffers_;
-  Lender lender_;
-  Stream completing_;  // brings buffers into the state that is reduced
-  Blocks blocks_;
-  Memory accumulators_, scratch_, norms_, arriving_;
-  Region owned_region_;
-  Memory owned_memory_;
+  GradientMemory memory_;
+  Stream completing_;                    // brings buffers into the state that is reduced
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
   Marker sums_read_;                     // units completed before this point read their sums
   std::vector<uint32_t> contributions_;  // of this micro-batch (local: of this step), by owner
@@ -201,7 +146,6 @@ class Gradients {
   size_t next_ = 0;                // position in order_
   std::vector<uint32_t> bucket_;
   uint64_t bucket_elements_ = 0;
-  uint64_t waiting_limit_ = 0;     // elements that may be done and wait for their turn or for their bucket to fill
   uint64_t waiting_elements_ = 0;  // of units that are done and not sent
   int micro_ = 0;
   bool filling_ = false;

@@ -83,7 +83,9 @@ void link_units(const Registry& registry, Layout& layout) {
     for (uint32_t id : registry.units[u].params) {
       const Param& owner = registry.owner_of(id);
       if (owner.home != u) add(unit.needs, owner.home);
-      if (!owner.frozen) add(unit.feeds, owner.home);
+      if (owner.frozen) continue;
+      add(unit.feeds, owner.home);
+      add(layout.units[owner.home].feeders, u);
     }
   }
 }

@@ -58,9 +58,10 @@ struct Segment {
 struct Unit {
   std::string name;
   std::vector<Segment> segments;
-  std::vector<uint32_t> needs;  // other layout units that fetching this one brings (owners of tied params, resident)
-  std::vector<uint32_t> feeds;  // layout units that get gradients through this one's params, itself included
-  uint64_t elements = 0;        // of all segments
+  std::vector<uint32_t> needs;    // other layout units that fetching this one brings (owners of tied params, resident)
+  std::vector<uint32_t> feeds;    // layout units that get gradients through this one's params, itself included
+  std::vector<uint32_t> feeders;  // the other way round: registered units whose gradients end up here
+  uint64_t elements = 0;          // of all segments
   uint64_t trainable_elements = 0;  // of the trainable ones
   uint64_t full_bytes = 0, shard_bytes = 0;
 };

@@ -178,7 +178,7 @@ Status Tensors::check_read(uint32_t param, const std::string& array, const strat
   if (!weight && (!s.trainable || (array != "grad" && states_.canonical_index(s, array) < 0))) {
     return {STRATA_NOT_FOUND, "param \"" + p.name + "\" has no array \"" + array + "\""};
   }
-  if (array == "grad" && !gradients_.has_reduced()) {
+  if (array == "grad" && !gradients_.memory().has_reduced()) {
     return {
         STRATA_FAILED_PRECONDITION,
         "the memory of gradients is the host's (gradient_memory): it is borrowed by the first gradient and went back "

@@ -1,0 +1,119 @@
+// gradient_memory.h - where gradients lie: unreduced ones, accumulators, what one reduction brings, this rank's reduced
+// slices, and their sums of squares.
+//
+// Sizes are known before anything is allocated. What lies on the device is the engine's own or the host's (lender.h):
+// lent memory has addresses from a step's first gradient until the host's stream has waited for the update.
+// Host thread; the collective and the update thread read addresses while they hold.
+#pragma once
+
+#include <vector>
+
+#include "core/gradient_buffers.h"
+#include "core/layout.h"
+#include "core/lender.h"
+#include "core/manifest/settings.h"
+#include "core/plan.h"
+#include "core/tier.h"
+
+namespace strata {
+
+// How gradients are summed in this run; see the table in gradients.h.
+struct GradientPlan {
+  int micro_batches = 1;
+  bool local = false;                    // full fp32 accumulators
+  strata_dtype communication_dtype = 0;  // 0: the param's own
+  strata_dtype wire(const Segment& s) const {
+    if (communication_dtype != 0) return communication_dtype;
+    return local ? STRATA_F32 : s.dtype;
+  }
+  strata_dtype owned(const Segment& s) const { return micro_batches == 1 ? wire(s) : STRATA_F32; }
+  // Full accumulators are sent as they are, or first rounded to a narrower wire dtype.
+  bool needs_wire_buffer(const Segment& s) const { return !local || wire(s) != STRATA_F32; }
+};
+
+class GradientMemory {
+ public:
+  GradientMemory(const Layout& layout, const ZeroSettings& settings, GradientPlan plan, const Device& device,
+                 const Collective& collective, const CommQueue& queue, const Tier& tier, Trace& trace,
+                 const strata_lender* lender);
+
+  const GradientPlan& plan() const { return plan_; }
+  // What allocate, or the host, will give. `pins`: host memory of an offloaded state is page-locked.
+  void add_to(Plan* plan, bool pins) const;
+  Status allocate();
+
+  // Memory on the device comes from the host, and only while there are gradients.
+  bool is_lent() const { return static_cast<bool>(lender_); }
+  // Whether owned() has addresses now.
+  bool has_reduced() const { return !lends_reduced() || lender_.is_holding(); }
+  // Before a gradient is written on `stream`, or a unit without one is completed (NULL). `*lent`: work on other streams
+  // that uses this memory comes behind before().
+  Status borrow(const strata_stream* stream, bool* lent);
+  Status before(const strata_stream* stream) const { return lender_.before(stream); }
+  // The update of `units` is under way.
+  void until_fetched(const std::vector<uint32_t>& units) { lender_.until_fetched(units); }
+  // `stream` waits for the last update of `unit`.
+  void note_fetch(uint32_t unit, const strata_stream* stream);
+
+  // Elements that may be done and wait for their turn or for their bucket to fill.
+  uint64_t waiting_limit() const { return waiting_limit_; }
+  GradientBuffers& buffers() { return buffers_; }
+  uint64_t buffer_bytes(uint32_t unit) const { return slots_[unit].buffer_bytes; }
+  // Of a segment: in the unit's open buffer; full fp32 sums; the reduced slice, NULL where frozen; the same on the
+  // device, where that is elsewhere and micro-batches are added up; sums of squares of this rank's blocks.
+  char* wire(uint32_t unit, uint32_t segment) const { return buffers_.at(unit) + slots_[unit].wire[segment]; }
+  char* accumulator(uint32_t unit, uint32_t segment) const { return slots_[unit].accumulator[segment]; }
+  char* owned(uint32_t unit, uint32_t segment) const { return slots_[unit].owned[segment]; }
+  char* arriving(uint32_t unit, uint32_t segment) const { return slots_[unit].arriving[segment]; }
+  double* norm(uint32_t unit, uint32_t segment) const { return slots_[unit].norm[segment]; }
+  // Room for one reduction's fp32 results.
+  char* scratch() const { return blocks_.scratch; }
+  // All sums of squares of counted segments, or of copies.
+  const double* norms(bool counted) const {
+    return reinterpret_cast<const double*>(norms_.at(0)) + (counted ? 0 : norm_blocks(true));
+  }
+  uint64_t norm_blocks(bool counted) const;
+  // Reduced slices leave the device for the host's memory as each reduction ends.
+  bool leave_device() const { return device_.is_asynchronous() && tier_.kind() != kDeviceTier; }
+
+ private:
+  struct Slot {
+    uint64_t buffer_bytes = 0;
+    std::vector<uint64_t> wire;  // byte offset of each segment in the buffer
+    std::vector<char*> owned, arriving, accumulator;
+    std::vector<double*> norm;
+  };
+  // Where each kind of memory begins.
+  struct Blocks {
+    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr, *reduced = nullptr;
+  };
+  using Room = GradientBuffers::Room;
+  Room room() const;
+  uint64_t buffer_bytes() const { return room().buffers + room().zeros; }
+  uint64_t owned_bytes() const;
+  uint64_t accumulator_bytes() const;
+  uint64_t arriving_bytes() const;
+  uint64_t scratch_bytes() const;
+  uint64_t norm_bytes() const { return (norm_blocks(true) + norm_blocks(false)) * sizeof(double); }
+  bool lends_reduced() const { return lender_ && tier_.kind() == kDeviceTier; }
+  Status allocate_blocks(Blocks* blocks);
+  Status allocate_reduced(char** reduced);
+  void place(const Blocks& blocks);
+
+  const Layout& layout_;
+  const ZeroSettings& settings_;
+  const GradientPlan plan_;
+  const Device& device_;
+  const Collective& collective_;
+  const Tier& tier_;
+  uint64_t waiting_limit_ = 0;
+  std::vector<Slot> slots_;  // by layout unit
+  GradientBuffers buffers_;
+  Lender lender_;
+  Blocks blocks_;
+  Memory accumulators_, scratch_, norms_, arriving_;
+  Region owned_region_;
+  Memory owned_memory_;
+};
+
+}  // namespace strata
