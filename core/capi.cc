@@ -245,6 +245,10 @@ strata_status strata_end_backward(strata_engine* engine) {
   return enter(engine, [](Engine& e) { return e.end_backward(); });
 }
 
+strata_status strata_drop_gradients(strata_engine* engine) {
+  return enter(engine, [](Engine& e) { return e.drop_gradients(); });
+}
+
 strata_status strata_step(strata_engine* engine, const strata_step_args* args) {
   return enter(engine, [&](Engine& e) -> Status {
     if (!args) return e.step(nullptr);

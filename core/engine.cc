@@ -316,6 +316,15 @@ Status Engine::end_backward() {
   return status;
 }
 
+Status Engine::drop_gradients() {
+  STRATA_RETURN_IF_ERROR(usable());
+  STRATA_RETURN_IF_ERROR(settle());
+  trace_->phase(nullptr);
+  const Span span(trace_->host, "drop gradients");
+  STRATA_RETURN_IF_ERROR(gradients_->drop());
+  return queue_->flush();  // they may be in memory that the next gradient is written to
+}
+
 Status Engine::step(const strata_step_args* args) {
   STRATA_RETURN_IF_ERROR(usable());
   trace_->phase(nullptr);

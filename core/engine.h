@@ -45,6 +45,7 @@ class Engine {
   Status grads(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream);
   Status grads_done(uint32_t unit);
   Status end_backward();
+  Status drop_gradients();
   Status step(const strata_step_args* args);
   Status wait();
   Status step_info(strata_step_info* out);

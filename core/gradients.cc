@@ -285,6 +285,15 @@ Status Gradients::end_backward() {
   return Ok();
 }
 
+// Ranks may have come to different places; the reductions of the whole step are what all of them can do alike.
+Status Gradients::drop() {
+  for (Slot& slot : slots_) slot.pending.clear();  // the host's tensors may be gone
+  while (micro_ < plan().micro_batches) STRATA_RETURN_IF_ERROR(end_backward());
+  micro_ = 0;
+  std::fill(used_.begin(), used_.end(), 0);
+  return Ok();
+}
+
 // ---- reduction ---------------------------------------------------------------------------------------------------
 
 // Brings the unit's flat buffer into the state that is reduced: pending gradients folded, sums rounded, zeros where

@@ -47,6 +47,8 @@ class Gradients {
   Status add(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream);
   Status unit_done(uint32_t unit);
   Status end_backward();
+  // What was given since the last step is gone, once the reductions under way are done.
+  Status drop();
   int micro_batches_done() const { return micro_; }
   bool filling() const { return filling_; }
   // The step takes the gradients: which registered units got any on this rank, and the order they became ready in.

@@ -217,6 +217,10 @@ STRATA_API strata_status STRATA_CALL strata_grads(strata_engine* engine, const s
 STRATA_API strata_status STRATA_CALL strata_grads_done(strata_engine* engine, strata_unit unit);
 /* Ends the micro-batch on this rank. [collective] */
 STRATA_API strata_status STRATA_CALL strata_end_backward(strata_engine* engine);
+/* Throws away every gradient given since the last strata_step: the next one is of the first micro-batch again. For a
+ * backward that ended in an error. Ranks may be at different places of the step, but all of them call it: what is left
+ * of the step's reductions is done, and waited for, first. Fetched units stay fetched. [collective] */
+STRATA_API strata_status STRATA_CALL strata_drop_gradients(strata_engine* engine);
 
 typedef struct strata_step_args {
   uint32_t struct_size;

@@ -252,6 +252,7 @@ FUNCTION(strata_grad, strata_status (STRATA_CALL *)(strata_engine *engine, strat
 FUNCTION(strata_grads, strata_status (STRATA_CALL *)(strata_engine *engine, const strata_param *params, const strata_tensor *grads, uint64_t count, const strata_stream *stream));
 FUNCTION(strata_grads_done, strata_status (STRATA_CALL *)(strata_engine *engine, strata_unit unit));
 FUNCTION(strata_end_backward, strata_status (STRATA_CALL *)(strata_engine *engine));
+FUNCTION(strata_drop_gradients, strata_status (STRATA_CALL *)(strata_engine *engine));
 FUNCTION(strata_step, strata_status (STRATA_CALL *)(strata_engine *engine, const strata_step_args *args));
 FUNCTION(strata_wait, strata_status (STRATA_CALL *)(strata_engine *engine));
 FUNCTION(strata_get_step_info, strata_status (STRATA_CALL *)(strata_engine *engine, strata_step_info *out));

@@ -1,0 +1,122 @@
+// drop_test.cc - strata_drop_gradients: a step after it has the bits of one where the dropped backwards never were.
+#include <gtest/gtest.h>
+
+#include "tests/train/by_hand.h"
+
+namespace strata::test {
+namespace {
+
+const Model& model() {
+  static const Model m = vectors({5000, 77, 3000, 4100, 9}, STRATA_BF16);
+  return m;
+}
+
+// Gradients of the last `count` units, as a backward has them when it has come so far.
+void backward(strata_engine* e, size_t count, float value) {
+  const size_t units = model().units.size();
+  for (size_t k = units; k-- > units - count;) {
+    give_gradient(e, model(), k, value + static_cast<float>(k));
+    ASSERT_EQ(strata_grads_done(e, static_cast<strata_unit>(k)), STRATA_OK) << last();
+  }
+}
+
+// What a rank has given when the backward of another raises: so many whole micro-batches, then so many units.
+struct Place {
+  int micro_batches;
+  size_t units;
+};
+
+Result trained(Trial t, const std::vector<Place>& places) {
+  Result out;
+  t.body = [&](int rank, strata_engine* e) {
+    ASSERT_EQ(build_model(e, model()), "");
+    for (int step = 0; step < 3; ++step) {
+      if (!places.empty()) {
+        const Place& at = places[static_cast<size_t>(rank) % places.size()];
+        for (int i = 0; i < at.micro_batches; ++i) {
+          backward(e, model().units.size(), 1e4f);
+          ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+        }
+        backward(e, at.units, -1e4f);
+        ASSERT_EQ(strata_drop_gradients(e), STRATA_OK) << last();
+        EXPECT_EQ(strata_step(e, nullptr), STRATA_FAILED_PRECONDITION);
+        EXPECT_TRUE(says("0 of ")) << last();
+      }
+      for (int micro = 0; micro < t.micro_batches; ++micro) {
+        backward(e, model().units.size(), 0.25f * static_cast<float>(1 + rank + step + micro));
+        ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+      }
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    }
+    Result r;
+    ASSERT_EQ(collect(e, model(), &r), "");
+    strata_step_info info;
+    STRATA_INIT(&info);
+    ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK) << last();
+    r.norms.push_back(info.grad_norm);
+    if (rank == 0) out = r;
+  };
+  EXPECT_EQ(run(t).error, "");
+  return out;
+}
+
+TEST(DropGradients, TheStepAfterItKnowsNothingOfThem) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int micro_batches : {1, 2}) {
+      for (const int world : {1, 2}) {
+        Trial t;
+        t.stage = stage;
+        t.world = world;
+        t.micro_batches = micro_batches;
+        t.clip = 1;
+        t.overrides = {"zero_optimization.reduce_bucket_size=4000"};
+        if (stage == 3) t.overrides.push_back("zero_optimization.param_persistence_threshold=50");
+        const Result clean = trained(t, {});
+        ASSERT_FALSE(clean.master.empty());
+        const std::string where = "stage " + std::to_string(stage) + ", world " + std::to_string(world) + ", " +
+                                  std::to_string(micro_batches) + " micro-batches";
+        EXPECT_TRUE(trained(t, {{0, 3}, {1, 0}}) == clean) << where;
+        EXPECT_TRUE(trained(t, {{0, 0}, {micro_batches - 1, 5}}) == clean) << where;
+        EXPECT_TRUE(trained(t, {{micro_batches, 0}, {0, 1}}) == clean) << where;
+      }
+    }
+  }
+}
+
+// With contiguous_gradients = false they wait in the host's tensors, which a backward that raised may have freed.
+TEST(DropGradients, WhatWaitsInTheHostsTensorsIsNotRead) {
+  Trial t;
+  t.overrides = {"zero_optimization.contiguous_gradients=false", "zero_optimization.reduce_bucket_size=1000000"};
+  run_body(t, [](int, strata_engine* e) {
+    ASSERT_EQ(build_model(e, model()), "");
+    give_gradient(e, model(), 4, 1);  // its tensor is gone already
+    give_gradient(e, model(), 0, 1);
+    EXPECT_EQ(strata_drop_gradients(e), STRATA_OK) << last();
+  });
+}
+
+// A rank that goes on to the step instead is found out by the others.
+TEST(DropGradients, IsForAllRanks) {
+  Trial t;
+  t.world = 2;
+  t.stage = 2;
+  t.body = [](int rank, strata_engine* e) {
+    ASSERT_EQ(build_model(e, model()), "");
+    backward(e, 5, 1);
+    ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+    if (rank == 0) {
+      EXPECT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+      EXPECT_NE(strata_wait(e), STRATA_OK);
+      return;
+    }
+    // Rank 0 may have found out, and told, before this one asks.
+    if (strata_drop_gradients(e) != STRATA_OK) return;
+    backward(e, 5, 1);
+    (void)strata_end_backward(e);
+    EXPECT_NE(strata_drop_gradients(e), STRATA_OK);
+  };
+  run(t);
+}
+
+}  // namespace
+}  // namespace strata::test
