@@ -1,9 +1,10 @@
 # Whether the CUDA plugins are built: STRATA_CUDA is AUTO (where there is a CUDA compiler), ON (it is required) or OFF.
-# Sets STRATA_HAVE_CUDA. Nothing of CUDA is looked for when OFF, and no other target depends on it.
+# Sets STRATA_HAVE_CUDA, or STRATA_NO_CUDA to why not. Nothing of CUDA is looked for when OFF, and no other target depends on it.
 set(STRATA_CUDA AUTO CACHE STRING "CUDA plugins: AUTO (where there is a CUDA compiler), ON (required) or OFF")
 set_property(CACHE STRATA_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(STRATA_HAVE_CUDA OFF)
 if(NOT STRATA_CUDA STREQUAL "AUTO" AND NOT STRATA_CUDA)
+  set(STRATA_NO_CUDA "this build was configured without CUDA, STRATA_CUDA=${STRATA_CUDA}")
   return()
 endif()
 
@@ -27,6 +28,7 @@ macro(strata_no_cuda why)
                         "configure with STRATA_CUDA=AUTO to go without")
   endif()
   message(STATUS "CUDA plugins: not built, ${why}")
+  set(STRATA_NO_CUDA "${why} (STRATA_CUDA=AUTO; ON requires one of CUDA 12.8 or newer)")
 endmacro()
 
 include(CheckLanguage)

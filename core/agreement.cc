@@ -79,7 +79,7 @@ Status Agreement::conclude_group(StepOutcome& outcome) {
     if (header.hash != hash0) {
       return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(layout_.places.in_group(r)) +
                                               " issued other collectives, or gave strata_step other learning "
-                                              "rates or another max_norm, than rank " +
+                                              "rates, group settings or another max_norm, than rank " +
                                               std::to_string(layout_.places.in_group(0)) +
                                               " (their hashes differ): the step is not applied"};
     }
@@ -101,8 +101,8 @@ Status Agreement::conclude(StepOutcome& outcome) {
   for (size_t r = 0; r < parts_.size(); ++r) {
     if (parts_[r].hash == parts_[0].hash) continue;
     return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(r) +
-                                            " gave strata_step another learning rate or max_norm than rank 0: the "
-                                            "step is not applied"};
+                                            " gave strata_step another learning rate, other settings of group 0 or "
+                                            "another max_norm than rank 0: the step is not applied"};
   }
   double squares = 0;
   for (int p = 0; p < places.parts(); ++p) {

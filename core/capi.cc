@@ -1,7 +1,7 @@
 // capi.cc - strata.h in terms of Engine: locks, argument checks, and the only catch of the core.
 //
-// Every entry goes through `enter`: no exception crosses the ABI, calls from inside a log callback or a forked child
-// are refused, and one call runs at a time per engine.
+// Every entry goes through `enter`: no exception crosses the ABI, calls from inside a callback of the host's or a
+// forked child are refused, and one call runs at a time per engine.
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -37,8 +37,11 @@ strata_status guarded(Fn fn) {
   }
 }
 
-Status called_from_callback() {
-  return {STRATA_FAILED_PRECONDITION, "an engine function was called from inside a log callback"};
+// A callback of the host's runs under an engine's lock, and the engine is in the middle of something.
+Status not_from_callback() {
+  const char* const callback = strata::HostCallback::running();
+  if (!callback) return strata::Ok();
+  return {STRATA_FAILED_PRECONDITION, std::string("an engine function was called from inside ") + callback};
 }
 
 template <class Fn>
@@ -48,7 +51,7 @@ strata_status enter(const strata_engine* engine, Fn fn) {
     if (engine->impl->is_forked_child()) {
       return {STRATA_FAILED_PRECONDITION, "this engine belongs to the parent process; open one after the fork"};
     }
-    if (strata::in_log_callback()) return called_from_callback();
+    STRATA_RETURN_IF_ERROR(not_from_callback());
     std::lock_guard lock(engine->impl->mutex());
     return fn(*engine->impl);
   });
@@ -56,9 +59,11 @@ strata_status enter(const strata_engine* engine, Fn fn) {
 
 Status missing(const char* what) { return {STRATA_INVALID_ARGUMENT, std::string(what) + " is NULL"}; }
 
-// Size of a struct in the first release that had it. A struct that grows gets its old size here.
+// Size of a struct as it was first published. A struct that grows gets its old size here.
 template <class T>
 constexpr uint32_t kFirstSize = sizeof(T);
+template <>
+constexpr uint32_t kFirstSize<strata_engine_args> = offsetof(strata_engine_args, gradient_memory);
 template <>
 constexpr uint32_t kFirstSize<strata_step_args> = offsetof(strata_step_args, max_norm);
 
@@ -75,13 +80,24 @@ Status take(const T* given, T* out) {
   return strata::Ok();
 }
 
-// The structs of an array, which lie the first one's struct_size apart.
+// More than any host has of anything: a count above it was never set, or is of another type.
+constexpr uint64_t kMostItems = 1u << 24;
+
+Status check_count(uint64_t count, const char* name) {
+  if (count <= kMostItems) return strata::Ok();
+  return {STRATA_INVALID_ARGUMENT, std::string(name) + " is " + std::to_string(count) + ", more than " +
+                                       std::to_string(kMostItems) + ": was it set?"};
+}
+
+// The structs of an array, which lie the first one's struct_size apart. Room is made as they turn out to be there.
 template <class T>
 Status take_all(const T* given, uint64_t count, std::vector<T>* out) {
-  out->resize(count);
+  STRATA_RETURN_IF_ERROR(check_count(count, "count"));
   for (uint64_t i = 0; i < count; ++i) {
     const auto* item = reinterpret_cast<const T*>(reinterpret_cast<const char*>(given) + i * given->struct_size);
-    STRATA_RETURN_IF_ERROR(take(item, &(*out)[i]).during("item " + std::to_string(i)));
+    T whole;
+    STRATA_RETURN_IF_ERROR(take(item, &whole).during("item " + std::to_string(i)));
+    out->push_back(whole);
   }
   return strata::Ok();
 }
@@ -116,9 +132,10 @@ strata_status strata_open(const strata_engine_args* args, strata_engine** out) {
   return guarded([&]() -> Status {
     if (!args || !out) return missing(args ? "out" : "args");
     *out = nullptr;
-    if (strata::in_log_callback()) return called_from_callback();
+    STRATA_RETURN_IF_ERROR(not_from_callback());
     strata_engine_args whole;
     STRATA_RETURN_IF_ERROR(take(args, &whole));
+    STRATA_RETURN_IF_ERROR(check_count(whole.override_count, "override_count"));
     auto engine = std::make_unique<strata_engine>();
     STRATA_RETURN_IF_ERROR(Engine::open(whole, &engine->impl));
     *out = engine.release();
@@ -127,7 +144,7 @@ strata_status strata_open(const strata_engine_args* args, strata_engine** out) {
 }
 
 void strata_close(strata_engine* engine) {
-  if (strata::in_log_callback()) return void(finish(called_from_callback()));
+  if (finish(not_from_callback()) != STRATA_OK) return;
   // A forked child has the memory but not the threads: it leaves the engine to its parent.
   if (engine && engine->impl->is_forked_child()) return;
   delete engine;
@@ -254,6 +271,10 @@ strata_status strata_step(strata_engine* engine, const strata_step_args* args) {
     if (!args) return e.step(nullptr);
     strata_step_args whole;
     STRATA_RETURN_IF_ERROR(take(args, &whole));
+    if (whole.group_lr || whole.groups) STRATA_RETURN_IF_ERROR(e.check_group_count(whole.group_count));
+    std::vector<strata_group_args> groups;
+    if (whole.groups) STRATA_RETURN_IF_ERROR(take_all(whole.groups, whole.group_count, &groups).during("groups"));
+    whole.groups = whole.groups ? groups.data() : nullptr;
     return e.step(&whole);
   });
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "core/hash.h"
 #include "core/manifest/manifest_keys.h"
@@ -27,6 +28,7 @@ void Engine::take_down() {
   states_.reset();
   agreement_.reset();
   gradients_.reset();
+  state_places_.reset();
   weights_.reset();
   progress_.reset();
   trace_.reset();  // written now, if it was not yet
@@ -71,7 +73,7 @@ Status Engine::commit() {
   take_down();  // what an earlier commit that was refused left
   const ZeroSettings& zero = settings_.zero_optimization;
   layout_ = make_layout(*registry_, static_cast<int>(zero.stage), places_,
-                        static_cast<uint64_t>(zero.param_persistence_threshold));
+                        static_cast<uint64_t>(zero.param_persistence_threshold), weight_tier_->kind() != kDeviceTier);
   build_parts();
   STRATA_RETURN_IF_ERROR(queue_->create_streams());
   STRATA_RETURN_IF_ERROR(agree_on_model());
@@ -102,8 +104,6 @@ std::vector<Agreement::Value> Engine::common_values() const {
   const auto text = [](const std::string& value) { return fnv1a(value.data(), value.size()); };
   const std::string z = "zero_optimization.";
   return {{z + "stage", number(zero.stage)},
-          {"tensor_model_parallel_size", number(settings_.tensor_model_parallel_size)},
-          {"pipeline_model_parallel_size", number(settings_.pipeline_model_parallel_size)},
           {z + "reduce_bucket_size", number(zero.reduce_bucket_size)},
           {z + "prefetch_bucket_size", number(zero.prefetch_bucket_size)},
           {z + "param_persistence_threshold", number(zero.param_persistence_threshold)},
@@ -135,16 +135,17 @@ void Engine::build_parts() {
   gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
   gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
   gradients.communication_dtype = settings_.communication_data_type;
+  state_places_ = std::make_unique<StatePlaces>(device_, *device_tier_, *state_tier_, layout_.units.size());
   gradients_ =
-      std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, group(), *queue_, *state_tier_,
+      std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, group(), *queue_, *state_places_,
                                   *weights_, counters_, *trace_, lender_.lend ? &lender_ : nullptr);
   agreement_ = std::make_unique<Agreement>(*registry_, layout_, *queue_, *gradients_, counters_);
-  states_ = std::make_unique<States>(layout_, device_, optimizer_, *state_tier_, *weights_);
-  tensors_ = std::make_unique<Tensors>(*registry_, layout_, device_, optimizer_, group(), *queue_, *weights_,
-                                       *gradients_, *states_);
+  const States::Optimizers optimizers = {&optimizer_, device_optimizer_ ? &device_optimizer_ : nullptr};
+  states_ = std::make_unique<States>(layout_, device_, optimizers, *state_places_, *weights_);
+  tensors_ =
+      std::make_unique<Tensors>(*registry_, layout_, device_, group(), *queue_, *weights_, *gradients_, *states_);
   updater_ = std::make_unique<Updater>(
-      *registry_, layout_, static_cast<uint64_t>(zero.sub_group_size), device_, optimizer_, *gradients_, *weights_,
-      *states_, deadline_, counters_, *trace_, bound_to_,
+      *registry_, layout_, zero, device_, *gradients_, *weights_, *states_, deadline_, counters_, *trace_, bound_to_,
       [this, queue = queue_.get()](const Status& status) {
         note_failure(status);
         queue->fail({status.code(), "rank " + std::to_string(places_.world.rank) + ": " + status.text()});
@@ -155,13 +156,13 @@ void Engine::build_parts() {
 std::unique_ptr<Trace> Engine::make_trace() {
   std::vector<std::string> units;
   for (const Unit& unit : layout_.units) units.push_back(unit.name);
-  std::string file;
-  if (!settings_.trace.path.empty()) {
-    const std::string again = traces_ == 0 ? "" : "." + std::to_string(traces_ + 1);
-    file = settings_.resolve(settings_.trace.path) + "/rank" + std::to_string(places_.world.rank) + again + ".json";
-  }
+  std::unique_ptr<TraceFile> file;
   ++traces_;
-  return std::make_unique<Trace>(settings_, file, places_.world.rank, device_, units,
+  if (!settings_.trace.path.empty()) {
+    file = std::make_unique<TraceFile>(settings_.resolve(settings_.trace.path),
+                                       "rank" + std::to_string(places_.world.rank), traces_);
+  }
+  return std::make_unique<Trace>(settings_, std::move(file), places_.world.rank, device_, units,
                                  [this](strata_log_level level, const std::string& text) { log(level, text); });
 }
 
@@ -178,10 +179,22 @@ void Engine::start_progress() {
                                          [this](const std::string& line) { log(STRATA_LOG_INFO, line); });
 }
 
-Status Engine::make_plan() {
+// Which units keep their state on the device, where the rest is offloaded.
+Status Engine::place_states() {
   STRATA_RETURN_IF_ERROR(states_->declare());
+  std::vector<uint64_t> bytes;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes.push_back(states_->bytes_of(u));
+  const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
+  const double all = static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
+  const uint64_t rest = static_cast<uint64_t>(all * (1 - offload.ratio));
+  state_places_->choose(bytes, std::max(rest, static_cast<uint64_t>(offload.device_state_budget)));
+  return Ok();
+}
+
+Status Engine::make_plan() {
+  STRATA_RETURN_IF_ERROR(place_states());
   STRATA_RETURN_IF_ERROR(weights_->check_limits());
-  const TierKind state = state_tier_->kind(), weight = weight_tier_->kind();
+  const TierKind weight = weight_tier_->kind();
   plan_ = {};
   const bool streams = device_.is_asynchronous();
   const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
@@ -192,11 +205,12 @@ Status Engine::make_plan() {
   plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
   plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
   gradients_->memory().add_to(&plan_, pins);
-  plan_.add("optimizer state", state, states_->bytes(), pins && state == kCpuTier);
-  const bool host_updates = states_->on_host() && streams;
-  plan_.add("update buffers", host_updates ? kCpuTier : kDeviceTier, updater_->buffer_bytes(), host_updates);
+  for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
+    plan_.add("optimizer state", tier, states_->bytes(tier), pins && tier == kCpuTier);
+  }
+  updater_->add_to(&plan_);
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
-  plan_.add("tensor staging", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
+  plan_.add("tensor staging (host side)", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
   plan_.add("trace", kCpuTier, trace_->bytes());
   const char* const words[] = {"none", "cpu", "nvme"};
   const ZeroSettings& zero = settings_.zero_optimization;
@@ -218,7 +232,7 @@ Status Engine::allocate() {
   STRATA_RETURN_IF_ERROR(gradients_->allocate());
   STRATA_RETURN_IF_ERROR(states_->allocate());
   STRATA_RETURN_IF_ERROR(updater_->allocate());
-  trace_->allocate();
+  STRATA_RETURN_IF_ERROR(trace_->allocate());
   return tensors_->allocate();
 }
 
@@ -348,19 +362,15 @@ Status Engine::try_step(const strata_step_args* args) {
   if (weights_->any_fetched()) {
     return {STRATA_FAILED_PRECONDITION, "strata_step: a unit is still fetched; release it first"};
   }
-  if (args && args->group_lr && args->group_count != registry_->groups.size()) {
-    return {STRATA_INVALID_ARGUMENT, "strata_step: group_lr has " + std::to_string(args->group_count) +
-                                         " entries, there are " + std::to_string(registry_->groups.size()) +
-                                         " param groups (group 0 is the manifest's)"};
-  }
   double max_norm = 0;
   STRATA_RETURN_IF_ERROR(step_max_norm(args, &max_norm));
   STRATA_RETURN_IF_ERROR(settle());
   UpdateJob job;
   job.groups = step_groups(args);
-  for (const auto& group : job.groups) {
+  for (size_t g = 0; g < job.groups.size(); ++g) {
     float scalars[STRATA_OPTIM_SCALARS];
-    STRATA_RETURN_IF_ERROR(optimizer_.scalars(group, 1, scalars).during("strata_step"));
+    const Status fine = optimizer_.scalars(job.groups[g], 1, scalars);
+    STRATA_RETURN_IF_ERROR(fine.during("strata_step, group " + std::to_string(g)));
   }
   STRATA_RETURN_IF_ERROR(weights_->end_step());
   job.step = ++run_.steps;
@@ -394,12 +404,20 @@ void Engine::log_breakdown() {
                            ", per step (parts overlap): " + trace_->timings.take(every));
 }
 
+Status Engine::check_group_count(uint64_t count) const {
+  if (count == registry_->groups.size()) return Ok();
+  return {STRATA_INVALID_ARGUMENT, "strata_step: group_count is " + std::to_string(count) + ", there are " +
+                                       std::to_string(registry_->groups.size()) +
+                                       " param groups (group 0 is the manifest's)"};
+}
+
 // A group follows the step's learning rate unless it, or the step for it, gave its own.
 std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args) const {
   std::vector<strata_optim_group> groups = registry_->groups;
   for (size_t g = 0; args && g < groups.size(); ++g) {
     if (!registry_->group_has_lr[g] && !std::isnan(args->lr)) groups[g].lr = args->lr;
     if (args->group_lr && !std::isnan(args->group_lr[g])) groups[g].lr = args->group_lr[g];
+    if (args->groups) Registry::set_given(args->groups[g], &groups[g]);
   }
   return groups;
 }
@@ -408,6 +426,7 @@ std::vector<strata_optim_group> Engine::step_groups(const strata_step_args* args
 Status Engine::step_max_norm(const strata_step_args* args, double* out) const {
   const bool given = args && args->max_norm != 0 && !std::isnan(args->max_norm);
   *out = given ? args->max_norm : settings_.gradient_clipping;
+  if (std::isinf(*out) && *out > 0) *out = 0;  // as a manifest says it: ranks compare the number
   if (*out >= 0) return Ok();
   return {STRATA_INVALID_ARGUMENT, "strata_step: max_norm is " + std::to_string(*out) +
                                        "; a norm above 0, infinity (do not clip), or 0 or NaN (gradient_clipping)"};
@@ -618,7 +637,8 @@ Status Engine::plugin_interface(const std::string& role, const char* id, const v
   const std::map<std::string, std::string> roles = {
       {"device", chosen.device},           {"collective", chosen.collective},
       {"offload_cpu", chosen.offload_cpu}, {"offload_nvme", chosen.offload_nvme},
-      {"optimizer", chosen.optimizer},     {"checkpoint", chosen.checkpoint}};
+      {"optimizer", chosen.optimizer},     {"device_optimizer", chosen.device_optimizer},
+      {"checkpoint", chosen.checkpoint}};
   const auto it = roles.find(role);
   if (it == roles.end()) return {STRATA_INVALID_ARGUMENT, "there is no plugin role \"" + role + "\""};
   return plugins_->find(it->second, id ? id : "", table);

@@ -20,7 +20,7 @@
 #include "core/plugins/plugins.h"
 #include "core/progress.h"
 #include "core/snapshot.h"
-#include "core/update.h"
+#include "core/update/updater.h"
 
 namespace strata {
 
@@ -46,6 +46,7 @@ class Engine {
   Status grads_done(uint32_t unit);
   Status end_backward();
   Status drop_gradients();
+  Status check_group_count(uint64_t count) const;
   Status step(const strata_step_args* args);
   Status wait();
   Status step_info(strata_step_info* out);
@@ -73,15 +74,18 @@ class Engine {
   template <class Opened, class Api>
   Status open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table);
   void log_plugins();
+  struct Greeting;
+  Status greet(std::vector<Greeting>* all);
   Status find_place(const strata_collective_caps& ranks);
   Collective& group() { return places_.parts() == 1 ? collective_ : split_; }
-  Status choose_cores();
+  void choose_cores(const std::vector<Greeting>& all);
   Status take_lender(const strata_lender* lender, const strata_collective_caps& ranks);
   Status check_device(const strata_collective_caps& ranks) const;
   Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
   Status agree_on_model();
   std::vector<Agreement::Value> common_values() const;
   void build_parts();
+  Status place_states();
   Status make_plan();
   Status allocate();
   void take_down();
@@ -126,9 +130,9 @@ class Engine {
   Collective collective_;  // of the whole world
   Collective split_;       // of this data-parallel group, where that is only a part of it
   Offload offload_cpu_, offload_nvme_;
-  Optimizer optimizer_;
+  Optimizer optimizer_, device_optimizer_;
   Checkpoint checkpoint_;
-  std::unique_ptr<Tier> state_tier_, weight_tier_;
+  std::unique_ptr<Tier> device_tier_, state_tier_, weight_tier_;
   std::unique_ptr<Registry> registry_;
 
   bool committed_ = false;
@@ -138,6 +142,7 @@ class Engine {
   int traces_ = 0;  // made: an engine that is committed again begins another
   std::unique_ptr<CommQueue> queue_;
   std::unique_ptr<Weights> weights_;
+  std::unique_ptr<StatePlaces> state_places_;
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<States> states_;

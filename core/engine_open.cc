@@ -94,8 +94,10 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   if (ranks.world > 1) *log_rank_ = ranks.rank;
   open_args_.local_rank = ranks.local_rank;
   local_world_ = open_args_.local_world = ranks.local_world;
+  std::vector<Greeting> all;
+  STRATA_RETURN_IF_ERROR(greet(&all));
   STRATA_RETURN_IF_ERROR(find_place(ranks));
-  STRATA_RETURN_IF_ERROR(choose_cores());
+  choose_cores(all);
 
   const strata_device_api* device = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.device, STRATA_DEVICE, &device_, &device));
@@ -107,10 +109,15 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   open_args_.device = device;
   open_args_.device_self = device_.self();
 
+  STRATA_RETURN_IF_ERROR(open_tier(OffloadDevice::kNone, &device_tier_));
   STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_optimizer.device, &state_tier_));
   STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_param.device, &weight_tier_));
   const strata_optimizer_api* optimizer = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.optimizer, STRATA_OPTIMIZER, &optimizer_, &optimizer));
+  if (settings_.zero_optimization.offload_optimizer.uses_device()) {
+    STRATA_RETURN_IF_ERROR(
+        open_plugin(settings_.plugins.device_optimizer, STRATA_OPTIMIZER, &device_optimizer_, &optimizer));
+  }
   registry_ = std::make_unique<Registry>(settings_.optimizer);
   // The checkpoint plugin is opened by the first save or load; its section counts as used.
   const strata_options* unused = nullptr;
@@ -118,24 +125,56 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   return plugins_->check_all_used();
 }
 
-// Ranks that may use the same CPUs of a machine divide them.
-Status Engine::choose_cores() {
-  const std::vector<int> allowed = allowed_cpus();
-  const uint64_t mine = cpus_fingerprint(allowed);
-  std::vector<uint64_t> all(static_cast<size_t>(open_args_.world), mine);
-  if (all.size() > 1) {
-    strata_coll_args call{};
-    call.struct_size = sizeof(call);
-    call.label = "the CPUs of each rank";
-    call.tag = 5ull << 32;
-    call.deadline_ns = deadline_.count();
-    strata_comm* self = collective_.self();
-    const strata_status code = collective_.api()->exchange(self, &mine, all.data(), sizeof(mine), &call);
-    STRATA_RETURN_IF_ERROR(take_failure(code).during(call.label));
-    add(counters_.agree_bytes, sizeof(mine) * (all.size() - 1));
+// What a rank says to all others before it may be in a group with some.
+struct Engine::Greeting {
+  uint64_t cpus;  // cpus_fingerprint
+  int64_t tensors, stages;
+};
+
+namespace {
+// Which ranks have the other value is for whoever reads the error: there may be hundreds.
+Status same_on_all(const char* key, const std::vector<int64_t>& values) {
+  for (size_t r = 1; r < values.size(); ++r) {
+    if (values[r] == values[0]) continue;
+    const auto others = std::count_if(values.begin(), values.end(), [&](int64_t v) { return v != values[0]; });
+    return {STRATA_FAILED_PRECONDITION, std::string(key) + " is " + std::to_string(values[r]) + " on rank " +
+                                            std::to_string(r) + " and " + std::to_string(values[0]) + " on rank 0; " +
+                                            std::to_string(others) + " of " + std::to_string(values.size()) +
+                                            " ranks differ from rank 0, it must be the same on all"};
   }
-  const auto before = std::count(all.begin(), all.begin() + open_args_.rank, mine);
-  const auto sharing = std::count(all.begin(), all.end(), mine);
+  return Ok();
+}
+}  // namespace
+
+// The first thing ranks tell each other: what decides who belongs together, and who shares the CPUs of a machine.
+Status Engine::greet(std::vector<Greeting>* all) {
+  const Greeting mine = {cpus_fingerprint(allowed_cpus()), settings_.tensor_model_parallel_size,
+                         settings_.pipeline_model_parallel_size};
+  all->assign(static_cast<size_t>(open_args_.world), mine);
+  if (all->size() == 1) return Ok();
+  strata_coll_args call{};
+  call.struct_size = sizeof(call);
+  call.label = "the place and the CPUs of each rank";
+  call.tag = 5ull << 32;
+  call.deadline_ns = deadline_.count();
+  const strata_status code = collective_.api()->exchange(collective_.self(), &mine, all->data(), sizeof(mine), &call);
+  STRATA_RETURN_IF_ERROR(take_failure(code).during(call.label));
+  add(counters_.agree_bytes, sizeof(mine) * (all->size() - 1));
+  std::vector<int64_t> tensors, stages;
+  for (const Greeting& one : *all) {
+    tensors.push_back(one.tensors);
+    stages.push_back(one.stages);
+  }
+  STRATA_RETURN_IF_ERROR(same_on_all("tensor_model_parallel_size", tensors));
+  return same_on_all("pipeline_model_parallel_size", stages);
+}
+
+// Ranks that may use the same CPUs of a machine divide them.
+void Engine::choose_cores(const std::vector<Greeting>& all) {
+  const std::vector<int> allowed = allowed_cpus();
+  const auto may_use_mine = [mine = cpus_fingerprint(allowed)](const Greeting& one) { return one.cpus == mine; };
+  const auto before = std::count_if(all.begin(), all.begin() + open_args_.rank, may_use_mine);
+  const auto sharing = std::count_if(all.begin(), all.end(), may_use_mine);
   cores_ = share_of(read_cpus(allowed), static_cast<size_t>(before), static_cast<size_t>(sharing));
   const unsigned threads =
       settings_.threads > 0 ? static_cast<unsigned>(settings_.threads) : cores_.threads(cpu_quota());
@@ -146,7 +185,6 @@ Status Engine::choose_cores() {
                                                                   std::to_string(threads) + " worker thread(s)" +
                                                                   where + " of " + cpu_list_text(allowed) + node);
   host_->set_threads(threads, bound_to_);
-  return Ok();
 }
 
 // Which part of the model is here, and who else has it: the ranks this one shards with.
@@ -199,7 +237,12 @@ Status Engine::check_device(const strata_collective_caps& ranks) const {
   }
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto state = zero.offload_optimizer.device, weights = zero.offload_param.device;
-  if (!device_.is_asynchronous()) return Ok();
+  if (!device_.is_asynchronous()) {
+    if (!zero.offload_optimizer.uses_device()) return Ok();
+    return {STRATA_FAILED_PRECONDITION, device +
+                                            " has no memory of its own: split_update, device_state_budget and ratio of "
+                                            "zero_optimization.offload_optimizer need one that has"};
+  }
   if (state == OffloadDevice::kNvme || weights == OffloadDevice::kNvme) {
     return {STRATA_UNIMPLEMENTED, device + " with a tier on nvme: this version offloads its state to cpu only"};
   }

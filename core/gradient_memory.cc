@@ -7,13 +7,13 @@ namespace strata {
 
 GradientMemory::GradientMemory(const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
                                const Device& device, const Collective& collective, const CommQueue& queue,
-                               const Tier& tier, Trace& trace, const strata_lender* lender)
+                               const StatePlaces& places, Trace& trace, const strata_lender* lender)
     : layout_(layout),
       settings_(settings),
       plan_(plan),
       device_(device),
       collective_(collective),
-      tier_(tier),
+      places_(places),
       slots_(layout.units.size()),
       buffers_(device, queue, trace),
       lender_(device, lender) {
@@ -49,11 +49,12 @@ GradientMemory::Room GradientMemory::room() const {
   return part < all ? Room{part, largest} : Room{all, 0};
 }
 
-uint64_t GradientMemory::owned_bytes() const {
+uint64_t GradientMemory::owned_bytes(bool on_device) const {
   uint64_t bytes = 0;
-  for (const Unit& u : layout_.units) {
-    for (const Segment& s : u.segments) {
-      if (s.trainable) bytes += layout_.owned(s).size() * dtype_size(plan_.owned(s));
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    for (const Segment& s : layout_.units[u].segments) {
+      if (!s.trainable || places_.on_device(u) != on_device) continue;
+      bytes += layout_.owned(s).size() * dtype_size(plan_.owned(s));
     }
   }
   return bytes;
@@ -66,16 +67,16 @@ uint64_t GradientMemory::accumulator_bytes() const {
 }
 
 uint64_t GradientMemory::arriving_bytes() const {
-  return leave_device() && plan_.micro_batches > 1 && !plan_.local ? owned_bytes() : 0;
+  return device_.is_asynchronous() && plan_.micro_batches > 1 && !plan_.local ? owned_bytes(false) : 0;
 }
 
 uint64_t GradientMemory::scratch_bytes() const {
   const bool adds = plan_.micro_batches > 1 && !plan_.local;
-  if (!adds && !leave_device()) return 0;
   uint64_t all = 0, largest = 0;
-  for (const Unit& u : layout_.units) {
-    all += u.trainable_elements;
-    largest = std::max(largest, u.trainable_elements);
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    if (!adds && !places_.leaves_device(u)) continue;
+    all += layout_.units[u].trainable_elements;
+    largest = std::max(largest, layout_.units[u].trainable_elements);
   }
   const uint64_t group = std::max(largest, std::min(all, static_cast<uint64_t>(settings_.reduce_bucket_size)));
   return group / (layout_.stage == 0 ? 1 : static_cast<uint64_t>(layout_.world)) * sizeof(float);
@@ -91,14 +92,14 @@ uint64_t GradientMemory::norm_blocks(bool counted) const {
 
 void GradientMemory::add_to(Plan* plan, bool pins) const {
   const bool streams = device_.is_asynchronous();
-  const TierKind state = tier_.kind();
+  const TierKind state = places_.offload().kind();
   const std::string lent = is_lent() ? " (lent by the host)" : "";
   plan->add("gradient buffers" + lent, kDeviceTier, buffer_bytes());
   plan->add("gradient accumulators" + lent, kDeviceTier, accumulator_bytes());
   plan->add("arriving gradients" + lent, kDeviceTier, arriving_bytes());
   plan->add("reduction scratch" + lent, kDeviceTier, scratch_bytes());
-  plan->add("reduced gradients" + (state == kDeviceTier ? lent : ""), state == kNvmeTier ? kCpuTier : state,
-            owned_bytes(), state == kCpuTier ? pins : state == kNvmeTier && streams);
+  plan->add("reduced gradients" + lent, kDeviceTier, owned_bytes(true));
+  plan->add("reduced gradients", kCpuTier, owned_bytes(false), state == kCpuTier ? pins : streams);
   plan->add("gradient norms", streams ? kCpuTier : kDeviceTier, norm_bytes(), streams);
 }
 
@@ -119,21 +120,23 @@ Status GradientMemory::allocate() {
   }
   buffers_.plan(std::move(sizes), room());
   Blocks blocks;
-  if (!lends_reduced()) STRATA_RETURN_IF_ERROR(allocate_reduced(&blocks.reduced).during("reduced gradients"));
+  STRATA_RETURN_IF_ERROR(allocate_offloaded(&blocks.reduced[0]).during("reduced gradients"));
   if (!is_lent()) STRATA_RETURN_IF_ERROR(allocate_blocks(&blocks));
   place(blocks);
   return Ok();
 }
 
 // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
-Status GradientMemory::allocate_reduced(char** reduced) {
-  if (tier_.addressable()) {
-    STRATA_RETURN_IF_ERROR(tier_.alloc(owned_bytes(), "reduced gradients", &owned_region_));
-    *reduced = owned_region_.address();
+Status GradientMemory::allocate_offloaded(char** reduced) {
+  const uint64_t bytes = owned_bytes(false);
+  if (bytes == 0) return Ok();
+  if (places_.offload().addressable()) {
+    STRATA_RETURN_IF_ERROR(places_.offload().alloc(bytes, "reduced gradients", &offloaded_region_));
+    *reduced = offloaded_region_.address();
     return Ok();
   }
-  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, owned_bytes(), &owned_memory_));
-  *reduced = owned_memory_.at(0);
+  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, bytes, &offloaded_memory_));
+  *reduced = offloaded_memory_.at(0);
   return Ok();
 }
 
@@ -143,9 +146,11 @@ Status GradientMemory::allocate_blocks(Blocks* blocks) {
       Memory::for_collectives(collective_, accumulator_bytes(), &accumulators_).during("gradient accumulators"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, scratch_bytes(), &scratch_).during("reduction scratch"));
   STRATA_RETURN_IF_ERROR(Memory::on_device(device_, arriving_bytes(), &arriving_).during("arriving gradients"));
+  STRATA_RETURN_IF_ERROR(Memory::on_device(device_, owned_bytes(true), &reduced_).during("reduced gradients"));
   blocks->accumulators = accumulators_.at(0);
   blocks->scratch = scratch_.at(0);
-  blocks->arriving = arriving_bytes() > 0 ? arriving_.at(0) : nullptr;
+  blocks->arriving = arriving_.at(0);
+  blocks->reduced[1] = reduced_.at(0);
   return Ok();
 }
 
@@ -162,8 +167,10 @@ void GradientMemory::place(const Blocks& blocks) {
     slot.accumulator.clear();
     for (const Segment& s : layout_.units[u].segments) {
       const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
-      slot.owned.push_back(count > 0 ? take(&at.reduced, count * dtype_size(plan_.owned(s))) : nullptr);
-      slot.arriving.push_back(count > 0 ? take(&at.arriving, count * sizeof(float)) : nullptr);
+      char** reduced = &at.reduced[places_.on_device(u) ? 1 : 0];
+      slot.owned.push_back(count > 0 ? take(reduced, count * dtype_size(plan_.owned(s))) : nullptr);
+      const bool arrives = count > 0 && arriving_bytes() > 0 && places_.leaves_device(u);
+      slot.arriving.push_back(arrives ? take(&at.arriving, count * sizeof(float)) : nullptr);
       slot.accumulator.push_back(s.trainable && plan_.local ? take(&at.accumulators, s.elements * sizeof(float))
                                                             : nullptr);
     }
@@ -172,24 +179,25 @@ void GradientMemory::place(const Blocks& blocks) {
 
 // What allocate_blocks does where nobody lends. Blocks that are still there from the last step stay.
 Status GradientMemory::borrow(const strata_stream* stream, bool* lent) {
+  if (!stream && host_stream_.native) stream = &host_stream_;
   lender_.keep();
   *lent = !lender_.is_holding();
   if (!*lent) return stream ? lender_.before(stream) : Ok();
   std::vector<char*> blocks;
   STRATA_RETURN_IF_ERROR(lender_.borrow(
-      {buffer_bytes(), accumulator_bytes(), scratch_bytes(), arriving_bytes(), lends_reduced() ? owned_bytes() : 0},
-      stream, &blocks));
-  place({blocks[0], blocks[1], blocks[2], blocks[3], lends_reduced() ? blocks[4] : blocks_.reduced});
+      {buffer_bytes(), accumulator_bytes(), scratch_bytes(), arriving_bytes(), owned_bytes(true)}, stream, &blocks));
+  place({blocks[0], blocks[1], blocks[2], blocks[3], {blocks_.reduced[0], blocks[4]}});
   if (room().zeros > 0) STRATA_RETURN_IF_ERROR(device_.zero(blocks[0] + room().buffers, room().zeros, stream));
   return lender_.begin(stream);
 }
 
 void GradientMemory::note_fetch(uint32_t unit, const strata_stream* stream) {
+  if (stream) host_stream_ = *stream;
   if (!lender_.is_holding()) return;
   bool ended = false;
   for (uint32_t needed : layout_.units[unit].needs) ended = lender_.note_fetch(needed, stream) || ended;
   ended = lender_.note_fetch(unit, stream) || ended;
-  if (ended) place({nullptr, nullptr, nullptr, nullptr, lends_reduced() ? nullptr : blocks_.reduced});
+  if (ended) place({nullptr, nullptr, nullptr, nullptr, {blocks_.reduced[0], nullptr}});
 }
 
 }  // namespace strata

@@ -13,7 +13,7 @@
 #include "core/lender.h"
 #include "core/manifest/settings.h"
 #include "core/plan.h"
-#include "core/tier.h"
+#include "core/state_places.h"
 
 namespace strata {
 
@@ -34,7 +34,7 @@ struct GradientPlan {
 class GradientMemory {
  public:
   GradientMemory(const Layout& layout, const ZeroSettings& settings, GradientPlan plan, const Device& device,
-                 const Collective& collective, const CommQueue& queue, const Tier& tier, Trace& trace,
+                 const Collective& collective, const CommQueue& queue, const StatePlaces& places, Trace& trace,
                  const strata_lender* lender);
 
   const GradientPlan& plan() const { return plan_; }
@@ -45,7 +45,7 @@ class GradientMemory {
   // Memory on the device comes from the host, and only while there are gradients.
   bool is_lent() const { return static_cast<bool>(lender_); }
   // Whether owned() has addresses now.
-  bool has_reduced() const { return !lends_reduced() || lender_.is_holding(); }
+  bool has_reduced(uint32_t unit) const { return !(lender_ && places_.on_device(unit)) || lender_.is_holding(); }
   // Before a gradient is written on `stream`, or a unit without one is completed (NULL). `*lent`: work on other streams
   // that uses this memory comes behind before().
   Status borrow(const strata_stream* stream, bool* lent);
@@ -73,8 +73,7 @@ class GradientMemory {
     return reinterpret_cast<const double*>(norms_.at(0)) + (counted ? 0 : norm_blocks(true));
   }
   uint64_t norm_blocks(bool counted) const;
-  // Reduced slices leave the device for the host's memory as each reduction ends.
-  bool leave_device() const { return device_.is_asynchronous() && tier_.kind() != kDeviceTier; }
+  const StatePlaces& places() const { return places_; }
 
  private:
   struct Slot {
@@ -85,19 +84,19 @@ class GradientMemory {
   };
   // Where each kind of memory begins.
   struct Blocks {
-    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr, *reduced = nullptr;
+    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr;
+    char* reduced[2] = {};  // of state in the tier; of state on the device
   };
   using Room = GradientBuffers::Room;
   Room room() const;
   uint64_t buffer_bytes() const { return room().buffers + room().zeros; }
-  uint64_t owned_bytes() const;
+  uint64_t owned_bytes(bool on_device) const;
   uint64_t accumulator_bytes() const;
   uint64_t arriving_bytes() const;
   uint64_t scratch_bytes() const;
   uint64_t norm_bytes() const { return (norm_blocks(true) + norm_blocks(false)) * sizeof(double); }
-  bool lends_reduced() const { return lender_ && tier_.kind() == kDeviceTier; }
   Status allocate_blocks(Blocks* blocks);
-  Status allocate_reduced(char** reduced);
+  Status allocate_offloaded(char** reduced);
   void place(const Blocks& blocks);
 
   const Layout& layout_;
@@ -105,15 +104,16 @@ class GradientMemory {
   const GradientPlan plan_;
   const Device& device_;
   const Collective& collective_;
-  const Tier& tier_;
+  const StatePlaces& places_;
   uint64_t waiting_limit_ = 0;
   std::vector<Slot> slots_;  // by layout unit
   GradientBuffers buffers_;
   Lender lender_;
+  strata_stream host_stream_{};  // of the last fetch: a loan that begins without a gradient is made on it
   Blocks blocks_;
-  Memory accumulators_, scratch_, norms_, arriving_;
-  Region owned_region_;
-  Memory owned_memory_;
+  Memory accumulators_, scratch_, norms_, arriving_, reduced_;
+  Region offloaded_region_;
+  Memory offloaded_memory_;
 };
 
 }  // namespace strata

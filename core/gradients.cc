@@ -6,19 +6,18 @@
 namespace strata {
 
 Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
-                     const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
+                     const Device& device, const Collective& collective, CommQueue& queue, const StatePlaces& places,
                      const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender)
     : registry_(registry),
       layout_(layout),
       settings_(settings),
       device_(device),
       queue_(queue),
-      tier_(tier),
       weights_(weights),
       counters_(counters),
       trace_(trace),
       slots_(layout.units.size()),
-      memory_(layout, settings, plan, device, collective, queue, tier, trace, lender),
+      memory_(layout, settings, plan, device, collective, queue, places, trace, lender),
       contributions_(registry.params.size()),
       last_fold_(registry.params.size()),
       unit_closed_(registry.units.size()),
@@ -399,7 +398,7 @@ Status Gradients::launch() {
 Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scratch) const {
   const bool adds = !plan().local && micro_ > 0;
   Landing landing{unit, segment, nullptr, memory_.arriving(unit, segment)};
-  if (!landing.sum && !memory_.leave_device()) landing.sum = memory_.owned(unit, segment);
+  if (!landing.sum && !leaves_device(unit)) landing.sum = memory_.owned(unit, segment);
   if (adds || !landing.sum) {
     landing.out = std::exchange(*scratch, *scratch + layout_.owned(segment_of(landing)).size() * sizeof(float));
   }
@@ -419,9 +418,11 @@ Status Gradients::arrive(const Landing& landing, int micro, const strata_stream*
     STRATA_RETURN_IF_ERROR(device_.accumulate(sum, landing.out, STRATA_F32, count, stream));
   }
   if (last) STRATA_RETURN_IF_ERROR(square(landing, stream));
-  if (tier_.kind() != kDeviceTier && (last || !memory_.leave_device()))
+  const bool leaves = leaves_device(landing.unit);
+  if (!memory_.places().on_device(landing.unit) && (last || !leaves)) {
     strata::add(counters_.tier_write[kCpuTier], bytes);
-  if (!last || !memory_.leave_device()) return Ok();
+  }
+  if (!last || !leaves) return Ok();
   return device_.copy(memory_.owned(landing.unit, landing.segment), landing.sum, bytes, stream);
 }
 
@@ -463,10 +464,9 @@ Status Gradients::find_nonfinite(std::string* param) const {
       const Segment& s = layout_.units[u].segments[i];
       if (!s.trainable) continue;
       int64_t index = -1;
-      const Range owned = layout_.owned(s);
-      STRATA_RETURN_IF_ERROR(find_nonfinite_in(memory_.owned(u, i), plan().owned(s), owned.size(), &index));
+      STRATA_RETURN_IF_ERROR(find_nonfinite_in(u, i, &index));
       if (index < 0) continue;
-      *param = param_at(registry_, s, owned.begin + static_cast<uint64_t>(index));
+      *param = param_at(registry_, s, layout_.owned(s).begin + static_cast<uint64_t>(index));
       return Ok();
     }
   }
@@ -474,9 +474,13 @@ Status Gradients::find_nonfinite(std::string* param) const {
 }
 
 // A slice that left the device is looked at in pieces, back on it.
-Status Gradients::find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const {
+Status Gradients::find_nonfinite_in(uint32_t unit, uint32_t segment, int64_t* index) const {
   constexpr uint64_t kPiece = 1 << 18;
-  if (!memory_.leave_device()) return device_.find_nonfinite(slice, dtype, count, index);
+  const Segment& s = layout_.units[unit].segments[segment];
+  const char* slice = owned(unit, segment);
+  const strata_dtype dtype = plan().owned(s);
+  const uint64_t count = layout_.owned(s).size();
+  if (!leaves_device(unit)) return device_.find_nonfinite(slice, dtype, count, index);
   Memory piece;
   STRATA_RETURN_IF_ERROR(Memory::on_device(device_, kPiece * sizeof(float), &piece));
   for (uint64_t at = 0; at < count && *index < 0; at += kPiece) {

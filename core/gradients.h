@@ -32,7 +32,7 @@ namespace strata {
 class Gradients {
  public:
   Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
-            const Device& device, const Collective& collective, CommQueue& queue, const Tier& tier,
+            const Device& device, const Collective& collective, CommQueue& queue, const StatePlaces& places,
             const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender);
 
   // Waits for what the host's streams still write into gradient memory, which goes next.
@@ -115,18 +115,18 @@ class Gradients {
   Status complete(uint32_t unit);
   Status complete_segment(uint32_t unit, uint32_t segment);
   Landing land(uint32_t unit, uint32_t segment, char** scratch) const;
+  bool leaves_device(uint32_t unit) const { return memory_.places().leaves_device(unit); }
   const Segment& segment_of(const Landing& l) const { return layout_.units[l.unit].segments[l.segment]; }
   const Segment& segment_of(const Param& owner) const { return layout_.units[owner.home].segments[owner.segment]; }
   Status arrive(const Landing& landing, int micro, const strata_stream* stream);
   Status square(const Landing& landing, const strata_stream* stream);
-  Status find_nonfinite_in(const char* slice, strata_dtype dtype, uint64_t count, int64_t* index) const;
+  Status find_nonfinite_in(uint32_t unit, uint32_t segment, int64_t* index) const;
 
   const Registry& registry_;
   const Layout& layout_;
   const ZeroSettings& settings_;
   const Device& device_;
   CommQueue& queue_;
-  const Tier& tier_;
   const Weights& weights_;
   Counters& counters_;
   Trace& trace_;

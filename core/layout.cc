@@ -100,8 +100,10 @@ std::string param_at(const Registry& registry, const Segment& segment, uint64_t 
   return "";
 }
 
-Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold) {
+Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold,
+                   bool offloads_params) {
   Layout layout;
+  layout.offloads_params = offloads_params;
   layout.stage = stage;
   layout.places = places;
   layout.rank = places.data.rank;

@@ -71,11 +71,14 @@ struct Layout {
   Places places;
   int rank = 0;  // of the data-parallel group, which shards
   int world = 1;
-  std::vector<Unit> units;  // the registered ones, in order; then the resident one if there is one
-  int resident = -1;        // its index
+  std::vector<Unit> units;       // the registered ones, in order; then the resident one if there is one
+  int resident = -1;             // its index
+  bool offloads_params = false;  // shards of sharded units lie in a tier
 
   // True when the unit's whole weights stay on every rank, so that a fetch copies nothing.
-  bool is_whole(uint32_t unit) const { return stage < 3 || world == 1 || static_cast<int>(unit) == resident; }
+  bool is_whole(uint32_t unit) const {
+    return stage < 3 || (world == 1 && !offloads_params) || static_cast<int>(unit) == resident;
+  }
   // What this rank updates and keeps state for.
   Range owned(const Segment& s) const { return stage == 0 ? Range{0, s.elements} : s.slice(rank); }
 };
@@ -84,6 +87,7 @@ struct Layout {
 std::string param_at(const Registry& registry, const Segment& segment, uint64_t element);
 
 // Fills in home, segment and offset of the registry's params, too.
-Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold);
+Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold,
+                   bool offloads_params);
 
 }  // namespace strata

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "core/plugins/host.h"
+
 namespace strata {
 
 Status Lender::borrow(const std::vector<uint64_t>& bytes, const strata_stream* stream, std::vector<char*>* blocks) {
@@ -11,7 +13,7 @@ Status Lender::borrow(const std::vector<uint64_t>& bytes, const strata_stream* s
   holding_ = true;
   awaited_.clear();
   for (uint64_t size : bytes) {
-    void* block = size > 0 ? host_->lend(host_->ctx, size, stream) : nullptr;
+    void* block = size > 0 ? lend(size, stream) : nullptr;
     if (size > 0 && !block) {
       give_back(stream);
       return {STRATA_RESOURCE_EXHAUSTED,
@@ -21,6 +23,11 @@ Status Lender::borrow(const std::vector<uint64_t>& bytes, const strata_stream* s
     blocks->push_back(static_cast<char*>(block));
   }
   return Ok();
+}
+
+void* Lender::lend(uint64_t bytes, const strata_stream* stream) {
+  const HostCallback running("lend of gradient_memory");
+  return host_->lend(host_->ctx, bytes, stream);
 }
 
 Status Lender::before(const strata_stream* stream) const {
@@ -40,7 +47,10 @@ bool Lender::note_fetch(uint32_t unit, const strata_stream* stream) {
 }
 
 void Lender::give_back(const strata_stream* stream) {
-  for (char* block : blocks_) host_->take_back(host_->ctx, block, stream);
+  for (char* block : blocks_) {
+    const HostCallback running("take_back of gradient_memory");
+    host_->take_back(host_->ctx, block, stream);
+  }
   blocks_.clear();
   begun_ = {};
   holding_ = false;

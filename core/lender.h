@@ -38,6 +38,7 @@ class Lender {
   bool note_fetch(uint32_t unit, const strata_stream* stream);
 
  private:
+  void* lend(uint64_t bytes, const strata_stream* stream);
   void give_back(const strata_stream* stream);
   bool is_loan_stream(const strata_stream* stream) const {
     return stream && stream_.domain == stream->domain && stream_.native == stream->native;

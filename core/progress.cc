@@ -3,14 +3,24 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
+
+#include "core/manifest/toml_doc.h"
 
 namespace strata {
 
 namespace {
+constexpr size_t kMostOfNote = 1000;  // bytes
+
 std::string text_of(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof(text), format, value);
   return text;
+}
+
+// A number that may be anything: hundreds of digits are none to read.
+std::string number_text(const char* usual, double value) {
+  return text_of(std::fabs(value) < 1e15 ? usual : "%.6g", value);
 }
 }  // namespace
 
@@ -34,12 +44,12 @@ std::optional<Progress::Line> Progress::step(uint64_t step, double lr, const str
   stepped_ = true;
   ++steps_;
   const uint64_t tokens = args ? args->tokens : 0;
-  tokens_ += tokens;
+  tokens_ = tokens > UINT64_MAX - tokens_ ? UINT64_MAX : tokens_ + tokens;
   all_gave_tokens_ = all_gave_tokens_ && tokens > 0;
   if (step % run_.every != 0) return std::nullopt;
   Line line{step, steps_, all_gave_tokens_ ? tokens_ : 0, args ? args->loss : 0, lr, 0, ""};
   line.seconds = std::chrono::duration<double>(spent_).count();
-  if (args && args->note) line.note = args->note;
+  if (args && args->note) line.note = printable(args->note, kMostOfNote);
   spent_ = Clock::duration(0);
   steps_ = tokens_ = 0;
   all_gave_tokens_ = true;
@@ -48,8 +58,8 @@ std::optional<Progress::Line> Progress::step(uint64_t step, double lr, const str
 
 void Progress::print(const Line& line, const StepOutcome& outcome) {
   std::string text = "step " + std::to_string(line.step) + ": ";
-  if (line.loss != 0) text += "loss " + text_of("%.6f", line.loss) + (run_.world > 1 ? " (rank 0), " : ", ");
-  text += "grad norm " + text_of("%.4f", outcome.norm) + (outcome.apply ? "" : " (step skipped)");
+  if (line.loss != 0) text += "loss " + number_text("%.6f", line.loss) + (run_.world > 1 ? " (rank 0), " : ", ");
+  text += "grad norm " + number_text("%.4f", outcome.norm) + (outcome.apply ? "" : " (step skipped)");
   text += ", lr " + text_of("%.3g", line.lr) + ", " + speed(line) + "; " + memory();
   text += "; per step: " + traffic(minus(outcome.counted, counted_), line.steps);
   counted_ = outcome.counted;

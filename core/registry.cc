@@ -29,6 +29,8 @@ const char* dtype_name(strata_dtype dtype) {
 }
 
 std::string shape_text(const int64_t* shape, int32_t ndim) {
+  // More than any param has: there need not be that many numbers.
+  if (ndim < 0 || ndim > kMostDimensions) return "[" + std::to_string(ndim) + " dimensions]";
   std::string text = "[";
   for (int32_t i = 0; shape && i < ndim; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return text + "]";
@@ -49,19 +51,22 @@ Registry::Registry(const OptimizerSettings& defaults) {
 }
 
 Status Registry::add_group(const strata_group_args& args, uint32_t* out) {
-  strata_optim_group group = groups[0];
-  auto take = [](double given, double& value) {
-    if (!std::isnan(given)) value = given;
-  };
-  take(args.lr, group.lr);
-  take(args.beta1, group.beta1);
-  take(args.beta2, group.beta2);
-  take(args.eps, group.eps);
-  take(args.weight_decay, group.weight_decay);
-  groups.push_back(group);
+  groups.push_back(groups[0]);
+  set_given(args, &groups.back());
   group_has_lr.push_back(!std::isnan(args.lr));
   *out = static_cast<uint32_t>(groups.size() - 1);
   return Ok();
+}
+
+void Registry::set_given(const strata_group_args& given, strata_optim_group* group) {
+  const auto set = [](double from, double* to) {
+    if (!std::isnan(from)) *to = from;
+  };
+  set(given.lr, &group->lr);
+  set(given.beta1, &group->beta1);
+  set(given.beta2, &group->beta2);
+  set(given.eps, &group->eps);
+  set(given.weight_decay, &group->weight_decay);
 }
 
 Status Registry::add_unit(const std::string& name, uint32_t* out) {
@@ -87,8 +92,10 @@ Status Registry::add_param(uint32_t unit, const strata_param_args& args, uint32_
     return {STRATA_INVALID_ARGUMENT,
             who + ": there is no group " + std::to_string(args.group) + ", there are " + std::to_string(groups.size())};
   }
-  if (args.ndim < 0 || (args.ndim > 0 && !args.shape)) {
-    return {STRATA_INVALID_ARGUMENT, who + ": shape has " + std::to_string(args.ndim) + " dimensions"};
+  if (args.ndim < 0 || args.ndim > kMostDimensions || (args.ndim > 0 && !args.shape)) {
+    return {STRATA_INVALID_ARGUMENT,
+            who + ": shape has " + std::to_string(args.ndim) + " dimensions" +
+                (args.shape ? ", at most " + std::to_string(kMostDimensions) : " and is NULL")};
   }
   constexpr uint32_t kFlags = STRATA_PARAM_FROZEN | STRATA_PARAM_TENSOR_MODEL_PARALLEL | STRATA_PARAM_SHARED;
   if (args.flags & ~kFlags) {

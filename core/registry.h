@@ -23,6 +23,7 @@ inline bool is_weight_dtype(strata_dtype d) { return d == STRATA_F32 || d == STR
 
 bool is_utf8(std::string_view text);
 
+constexpr int32_t kMostDimensions = 32;                      // as many as a checkpoint can hold
 std::string shape_text(const int64_t* shape, int32_t ndim);  // "[64, 97]"
 
 struct Param {
@@ -59,6 +60,9 @@ class Registry {
   std::vector<bool> group_has_lr;  // false: follows the step's (or the manifest's) learning rate
   std::vector<RegisteredUnit> units;
   std::vector<Param> params;
+
+  // Settings that were given, where NaN was not.
+  static void set_given(const strata_group_args& given, strata_optim_group* group);
 
   const Param& owner_of(uint32_t param) const { return params[params[param].owner]; }
   // Of everything that must be equal on all ranks.

@@ -1,6 +1,7 @@
 #include "core/states.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace strata {
 
@@ -8,25 +9,44 @@ namespace {
 constexpr uint64_t kVisitElements = 1u << 18;  // of a piece that `visit` reads at once
 }
 
-States::States(const Layout& layout, const Device& device, const Optimizer& optimizer, const Tier& tier,
+States::States(const Layout& layout, const Device& device, Optimizers optimizers, const StatePlaces& places,
                const Weights& weights)
-    : layout_(layout), device_(device), optimizer_(optimizer), tier_(tier), weights_(weights) {}
+    : layout_(layout), device_(device), optimizers_(optimizers), places_(places), weights_(weights) {}
 
 Status States::declare() {
+  const bool on_host = places_.offload().kind() != kDeviceTier || !device_.is_asynchronous();
   for (const Unit& u : layout_.units) {
     for (const Segment& s : u.segments) {
       if (!s.trainable || has_layout(s)) continue;
       auto& layout = layouts_[static_cast<size_t>(s.dtype)];
-      STRATA_RETURN_IF_ERROR(optimizer_.layout(s.dtype, &layout).during("segment " + s.name));
-      STRATA_RETURN_IF_ERROR(check_memory(layout));
+      STRATA_RETURN_IF_ERROR(optimizers_.main->layout(s.dtype, &layout).during("segment " + s.name));
+      STRATA_RETURN_IF_ERROR(check_memory(layout, on_host));
+      if (optimizers_.on_device) STRATA_RETURN_IF_ERROR(check_on_device(s));
     }
   }
   return Ok();
 }
 
-Status States::check_memory(const strata_optim_layout& layout) const {
+// What one optimizer leaves behind the other goes on with.
+Status States::check_on_device(const Segment& s) const {
+  strata_optim_layout other;
+  STRATA_RETURN_IF_ERROR(optimizers_.on_device->layout(s.dtype, &other).during("plugins.device_optimizer"));
+  STRATA_RETURN_IF_ERROR(check_memory(other, false).during("plugins.device_optimizer"));
+  const strata_optim_layout& layout = layout_of(s);
+  bool same = other.flags == layout.flags && other.array_count == layout.array_count;
+  for (uint32_t a = 0; same && a < layout.array_count; ++a) {
+    const auto &x = layout.arrays[a], &y = other.arrays[a];
+    same = std::string(x.name) == y.name && x.dtype == y.dtype && x.bytes_per_element == y.bytes_per_element;
+  }
+  if (same) return Ok();
+  return {STRATA_FAILED_PRECONDITION,
+          "plugins.device_optimizer keeps other state than plugins.optimizer for segment " + s.name +
+              ": they have to be two forms of one optimizer, as optim_adamw and optim_adamw_cuda"};
+}
+
+Status States::check_memory(const strata_optim_layout& layout, bool on_host) const {
   const strata_device_type wants = layout.memory == 0 ? STRATA_CPU : layout.memory;
-  const strata_device_type has = on_host() ? STRATA_CPU : device_.type();
+  const strata_device_type has = on_host ? STRATA_CPU : device_.type();
   if (wants == has) return Ok();
   if (wants == STRATA_CPU) {
     return {STRATA_FAILED_PRECONDITION,
@@ -39,31 +59,36 @@ Status States::check_memory(const strata_optim_layout& layout) const {
                                           "optim_adamw, or zero_optimization.offload_optimizer.device = \"none\""};
 }
 
-uint64_t States::bytes() const {
+uint64_t States::bytes_of(uint32_t unit) const {
   uint64_t bytes = 0;
-  for (const Unit& u : layout_.units) {
-    for (const Segment& s : u.segments) {
-      if (!s.trainable) continue;
-      const auto& layout = layout_of(s);
-      for (uint32_t a = 0; a < layout.array_count; ++a) {
-        bytes += layout_.owned(s).size() * layout.arrays[a].bytes_per_element;
-      }
+  for (const Segment& s : layout_.units[unit].segments) {
+    if (!s.trainable) continue;
+    const auto& layout = layout_of(s);
+    for (uint32_t a = 0; a < layout.array_count; ++a) {
+      bytes += layout_.owned(s).size() * layout.arrays[a].bytes_per_element;
     }
   }
   return bytes;
 }
 
+uint64_t States::bytes(TierKind tier) const {
+  uint64_t bytes = 0;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes += places_.tier(u).kind() == tier ? bytes_of(u) : 0;
+  return bytes;
+}
+
 Status States::allocate() {
-  for (const Unit& u : layout_.units) {
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) {
+    const Tier& tier = places_.tier(u);
     auto& unit = regions_.emplace_back();
-    for (const Segment& s : u.segments) {
+    for (const Segment& s : layout_.units[u].segments) {
       auto& arrays = unit.emplace_back();
       if (!s.trainable) continue;
       const auto& layout = layout_of(s);
       for (uint32_t a = 0; a < layout.array_count; ++a) {
         const uint64_t bytes = layout_.owned(s).size() * layout.arrays[a].bytes_per_element;
-        STRATA_RETURN_IF_ERROR(tier_.alloc(bytes, s.name + " " + layout.arrays[a].name, &arrays.emplace_back()));
-        if (tier_.kind() == kDeviceTier && bytes > 0) {
+        STRATA_RETURN_IF_ERROR(tier.alloc(bytes, s.name + " " + layout.arrays[a].name, &arrays.emplace_back()));
+        if (tier.kind() == kDeviceTier && bytes > 0) {
           STRATA_RETURN_IF_ERROR(device_.zero(arrays.back().address(), bytes));
         }
       }
@@ -94,26 +119,36 @@ void States::point(const Piece& piece, char* buffer, std::vector<void*>* arrays,
   for (uint32_t a = 0; a < layout.array_count; ++a) {
     const uint64_t size = layout.arrays[a].bytes_per_element;
     char* there = regions_[piece.unit][piece.segment][a].address();
-    arrays->push_back(there ? there + piece.begin * size : buffer);
+    arrays->push_back(state_in_place(piece) ? there + piece.begin * size : buffer);
     buffer += piece.count * size;
   }
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
-  *weight = weight_in_place(piece.unit) ? owned.address + piece.begin * dtype_size(s.dtype) : buffer;
+  *weight = weight_in_place(piece) ? owned.address + piece.begin * dtype_size(s.dtype) : buffer;
 }
 
-Status States::memory_for_updates(uint64_t bytes, Memory* out) const {
-  return on_host() ? Memory::shared_with_host(device_, bytes, out) : Memory::on_device(device_, bytes, out);
+Status States::memory_for_updates(bool on_host, uint64_t bytes, Memory* out) const {
+  return on_host ? Memory::shared_with_host(device_, bytes, out) : Memory::on_device(device_, bytes, out);
 }
 
-// Calls move(region, offset in it, bytes, place in the buffer) for arrays that are not addressable.
-template <class Move>
-Status States::move_arrays(const Piece& piece, char* buffer, Move move) const {
+// The arrays that are not worked on in place.
+Status States::move_arrays(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
+                           std::vector<Work>* done) const {
+  if (state_in_place(piece)) return Ok();
+  const Tier& tier = places_.tier(piece.unit);
   const auto& layout = layout_of(layout_.units[piece.unit].segments[piece.segment]);
   for (uint32_t a = 0; a < layout.array_count; ++a) {
-    const uint64_t size = layout.arrays[a].bytes_per_element;
+    const uint64_t size = layout.arrays[a].bytes_per_element, offset = piece.begin * size, bytes = piece.count * size;
     const Region& region = regions_[piece.unit][piece.segment][a];
-    if (!region.address()) STRATA_RETURN_IF_ERROR(move(region, piece.begin * size, piece.count * size, buffer));
-    buffer += piece.count * size;
+    char* here = std::exchange(buffer, buffer + bytes);
+    if (piece.streamed) {
+      char* there = region.address() + offset;
+      STRATA_RETURN_IF_ERROR(device_.copy(write ? there : here, write ? here : there, bytes, stream));
+      tier.count(write, bytes);
+    } else {
+      strata_event* moved = done->emplace_back(Work::create()).event();
+      STRATA_RETURN_IF_ERROR(write ? tier.write(region, offset, bytes, here, moved)
+                                   : tier.read(region, offset, bytes, here, moved));
+    }
   }
   return Ok();
 }
@@ -121,12 +156,12 @@ Status States::move_arrays(const Piece& piece, char* buffer, Move move) const {
 // The weight lies behind the arrays in a buffer.
 Status States::move_weight(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
                            std::vector<Work>* done) const {
-  if (weight_in_place(piece.unit)) return Ok();
+  if (weight_in_place(piece)) return Ok();
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   const uint64_t size = dtype_size(s.dtype), bytes = piece.count * size;
   char* here = buffer + buffer_bytes(s, piece.count) - bytes;
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
-  if (!weights_.on_device(piece.unit)) {
+  if (!owned.address) {
     const Work& work = done->emplace_back(Work::create());
     const uint64_t offset = owned.offset + piece.begin * size;
     return write ? weights_.tier().write(*owned.region, offset, bytes, here, work.event())
@@ -134,6 +169,8 @@ Status States::move_weight(bool write, const Piece& piece, char* buffer, const s
   }
   char* there = owned.address + piece.begin * size;
   STRATA_RETURN_IF_ERROR(device_.copy(write ? there : here, write ? here : there, bytes, stream));
+  if (!weights_.on_device(piece.unit)) weights_.tier().count(write, bytes);
+  if (!done) return Ok();
   Marker end;
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &end));
   done->push_back(Work::ending_at(end));
@@ -142,28 +179,24 @@ Status States::move_weight(bool write, const Piece& piece, char* buffer, const s
 
 Status States::load(const Piece& piece, char* buffer, bool weight_too, const strata_stream* stream,
                     std::vector<Work>* done) const {
-  STRATA_RETURN_IF_ERROR(
-      move_arrays(piece, buffer, [&](const Region& region, uint64_t offset, uint64_t bytes, char* to) {
-        return tier_.read(region, offset, bytes, to, done->emplace_back(Work::create()).event());
-      }));
+  STRATA_RETURN_IF_ERROR(move_arrays(false, piece, buffer, stream, done));
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   const bool is_state = (layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0;
   return is_state || weight_too ? move_weight(false, piece, buffer, stream, done) : Ok();
 }
 
 Status States::store(const Piece& piece, char* buffer, const strata_stream* stream, std::vector<Work>* done) const {
-  STRATA_RETURN_IF_ERROR(
-      move_arrays(piece, buffer, [&](const Region& region, uint64_t offset, uint64_t bytes, char* from) {
-        return tier_.write(region, offset, bytes, from, done->emplace_back(Work::create()).event());
-      }));
+  STRATA_RETURN_IF_ERROR(move_arrays(true, piece, buffer, stream, done));
   return move_weight(true, piece, buffer, stream, done);
 }
 
 Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn) {
   const Segment& s = layout_.units[unit].segments[segment];
   const uint64_t end = first + count;
-  if (!in_place(unit) && visit_buffer_.bytes() == 0) {
-    STRATA_RETURN_IF_ERROR(memory_for_updates(32 * kVisitElements, &visit_buffer_));
+  const bool on_host = places_.on_host(unit);
+  Memory& buffer = visit_buffers_[on_host ? 1 : 0];
+  if (!in_place({unit, segment}) && buffer.bytes() == 0) {
+    STRATA_RETURN_IF_ERROR(memory_for_updates(on_host, 32 * kVisitElements, &buffer));
   }
   while (first < end) {
     Piece piece{unit, segment, first / kShardElements * kShardElements, 0};
@@ -178,9 +211,9 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     strata_optim_args args{};
     args.struct_size = sizeof(args);
     // What fn leaves alone of the piece must be stored back as it was.
-    STRATA_RETURN_IF_ERROR(load(piece, visit_buffer_.at(0), write, nullptr, &done));
+    STRATA_RETURN_IF_ERROR(load(piece, buffer.at(0), write, nullptr, &done));
     STRATA_RETURN_IF_ERROR(wait());
-    point(piece, visit_buffer_.at(0), &arrays, &args.weight);
+    point(piece, buffer.at(0), &arrays, &args.weight);
     const uint64_t here = std::min(end, piece.begin + piece.count) - first;
     const strata_optim_span span = {first - piece.begin, here, 0, 0};
     args.spans = &span;
@@ -189,7 +222,7 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     args.weight_dtype = s.dtype;
     args.state = arrays.data();
     STRATA_RETURN_IF_ERROR(fn(args, first));
-    if (write) STRATA_RETURN_IF_ERROR(store(piece, visit_buffer_.at(0), nullptr, &done));
+    if (write) STRATA_RETURN_IF_ERROR(store(piece, buffer.at(0), nullptr, &done));
     STRATA_RETURN_IF_ERROR(wait());
     first += here;
   }

@@ -1,9 +1,9 @@
 // states.h - the optimizer's state of this rank's slices: where each array lies, and how a piece of it is reached.
 //
-// The optimizer plugin declares the arrays; the state tier holds them, one region per segment and array. On an
-// addressable tier a piece is worked on in place; otherwise it is read into a buffer, changed, and written back. So are
-// weights on a device when their update runs on the host.
-// The pipeline over many pieces is in update.h; `visit` is the one-piece form for reading and writing tensors.
+// The optimizer plugin declares the arrays; a unit's tier holds them, one region per segment and array. A piece is
+// worked on in place where the update reaches it; otherwise it is read into a buffer, changed, and written back. So are
+// weights on the other side than their update, and state in host memory that the device updates. The pipeline over many
+// pieces is in update.h; `visit` is the one-piece form for reading and writing tensors.
 #pragma once
 
 #include <functional>
@@ -11,26 +11,28 @@
 
 #include "core/backends.h"
 #include "core/layout.h"
-#include "core/tier.h"
+#include "core/state_places.h"
 #include "core/weights.h"
 
 namespace strata {
 
 class States {
  public:
-  States(const Layout& layout, const Device& device, const Optimizer& optimizer, const Tier& tier,
+  // `on_device` NULL: one optimizer updates everything.
+  struct Optimizers {
+    const Optimizer* main;
+    const Optimizer* on_device;
+  };
+  States(const Layout& layout, const Device& device, Optimizers optimizers, const StatePlaces& places,
          const Weights& weights);
 
-  // Asks the optimizer what it keeps for the dtypes in use.
+  // Asks the optimizers what they keep for the dtypes in use.
   Status declare();
-  uint64_t bytes() const;
+  uint64_t bytes_of(uint32_t unit) const;
+  uint64_t bytes(TierKind tier) const;
   Status allocate();
 
-  const Tier& tier() const { return tier_; }
-  // The update runs on the host, on memory of the host.
-  bool on_host() const { return tier_.kind() != kDeviceTier || !device_.is_asynchronous(); }
-  // State and weights are updated where they lie. Known before anything is allocated.
-  bool in_place(uint32_t unit) const { return tier_.addressable() && weight_in_place(unit); }
+  const StatePlaces& places() const { return places_; }
   const strata_optim_layout& layout_of(const Segment& s) const { return layouts_[static_cast<size_t>(s.dtype)]; }
   bool has_layout(const Segment& s) const { return layouts_[static_cast<size_t>(s.dtype)].struct_size != 0; }
   // Index of a canonical array ("master", "exp_avg", ...), or -1.
@@ -40,17 +42,27 @@ class States {
   struct Piece {
     uint32_t unit = 0, segment = 0;
     uint64_t begin = 0, count = 0;
+    bool streamed = false;  // lies in host memory, and is brought to the device for its update
   };
+  // Where its update runs, and what does it.
+  bool on_host(const Piece& piece) const { return places_.on_host(piece.unit) && !piece.streamed; }
+  const Optimizer& optimizer() const { return *optimizers_.main; }
+  const Optimizer& optimizer(const Piece& piece) const {
+    return on_host(piece) || !optimizers_.on_device ? *optimizers_.main : *optimizers_.on_device;
+  }
+  // State and weights are updated where they lie. Known before anything is allocated.
+  bool in_place(const Piece& piece) const { return state_in_place(piece) && weight_in_place(piece); }
   // Bytes a buffer needs to hold a piece of `count` elements: state arrays, then the weight.
   uint64_t buffer_bytes(const Segment& s, uint64_t count) const;
   // Pointers to the arrays and the weight of a piece: in place, or into `buffer`.
   void point(const Piece& piece, char* buffer, std::vector<void*>* arrays, void** weight) const;
   // Moves a piece between where it lies and a buffer of `memory_for_updates`: the arrays, and the weight where it is
-  // state or `weight_too`. Nothing to do in place. Copies from and to the device are work on `stream`.
+  // state or `weight_too`. Nothing to do in place. Copies from and to the device are work on `stream`; `done` NULL: all
+  // of it is such work.
   Status load(const Piece& piece, char* buffer, bool weight_too, const strata_stream* stream,
               std::vector<Work>* done) const;
   Status store(const Piece& piece, char* buffer, const strata_stream* stream, std::vector<Work>* done) const;
-  Status memory_for_updates(uint64_t bytes, Memory* out) const;
+  Status memory_for_updates(bool on_host, uint64_t bytes, Memory* out) const;
 
   // Runs fn(args, index of `first` within the piece) on elements [first, first + count) of the owned range, cut into
   // bounded pieces; `write` stores them afterwards.
@@ -58,23 +70,26 @@ class States {
   Status visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn);
 
  private:
-  Status check_memory(const strata_optim_layout& layout) const;
-  bool weight_in_place(uint32_t unit) const {
-    return weights_.addressable(unit) && (!device_.is_asynchronous() || on_host() != weights_.on_device(unit));
+  Status check_on_device(const Segment& s) const;
+  Status check_memory(const strata_optim_layout& layout, bool on_host) const;
+  bool state_in_place(const Piece& piece) const { return places_.tier(piece.unit).addressable() && !piece.streamed; }
+  bool weight_in_place(const Piece& piece) const {
+    const bool same_side = !device_.is_asynchronous() || on_host(piece) != weights_.on_device(piece.unit);
+    return weights_.addressable(piece.unit) && same_side;
   }
-  template <class Move>
-  Status move_arrays(const Piece& piece, char* buffer, Move move) const;
+  Status move_arrays(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
+                     std::vector<Work>* done) const;
   Status move_weight(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
                      std::vector<Work>* done) const;
 
   const Layout& layout_;
   const Device& device_;
-  const Optimizer& optimizer_;
-  const Tier& tier_;
+  const Optimizers optimizers_;
+  const StatePlaces& places_;
   const Weights& weights_;
   strata_optim_layout layouts_[8] = {};                    // by dtype
   std::vector<std::vector<std::vector<Region>>> regions_;  // [unit][segment][array]
-  Memory visit_buffer_;
+  Memory visit_buffers_[2];                                // on the device; of the host
 };
 
 }  // namespace strata

@@ -4,13 +4,11 @@
 
 namespace strata {
 
-Tensors::Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
-                 const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients,
-                 States& states)
+Tensors::Tensors(const Registry& registry, const Layout& layout, const Device& device, const Collective& collective,
+                 CommQueue& queue, Weights& weights, const Gradients& gradients, States& states)
     : registry_(registry),
       layout_(layout),
       device_(device),
-      optimizer_(optimizer),
       collective_(collective),
       queue_(queue),
       weights_(weights),
@@ -142,7 +140,7 @@ Status Tensors::import_owned(uint32_t unit, uint32_t segment, const std::string&
   if (array == "weight") return import_weight(unit, segment, first, count, from);
   uint32_t index = 0;
   STRATA_RETURN_IF_ERROR(find_array(unit, segment, array, &index));
-  if (states_.on_host()) return import_array(unit, segment, index, first, count, from);
+  if (states_.places().on_host(unit)) return import_array(unit, segment, index, first, count, from);
   return in_pieces(count, [&](uint64_t at, uint64_t n) {
     STRATA_RETURN_IF_ERROR(device_.copy(native_.at(0), from + at * sizeof(float), n * sizeof(float)));
     return import_array(unit, segment, index, first + at, n, native_.at(0));
@@ -152,7 +150,8 @@ Status Tensors::import_owned(uint32_t unit, uint32_t segment, const std::string&
 Status Tensors::import_array(uint32_t unit, uint32_t segment, uint32_t index, uint64_t first, uint64_t count,
                              const char* values) {
   return states_.visit(unit, segment, first, count, true, [&](const strata_optim_args& args, uint64_t at) {
-    return optimizer_.import_array(args, index, reinterpret_cast<const float*>(values) + (at - first));
+    return states_.optimizer({unit, segment})
+        .import_array(args, index, reinterpret_cast<const float*>(values) + (at - first));
   });
 }
 
@@ -178,7 +177,7 @@ Status Tensors::check_read(uint32_t param, const std::string& array, const strat
   if (!weight && (!s.trainable || (array != "grad" && states_.canonical_index(s, array) < 0))) {
     return {STRATA_NOT_FOUND, "param \"" + p.name + "\" has no array \"" + array + "\""};
   }
-  if (array == "grad" && !gradients_.memory().has_reduced()) {
+  if (array == "grad" && !gradients_.memory().has_reduced(p.home)) {
     return {
         STRATA_FAILED_PRECONDITION,
         "the memory of gradients is the host's (gradient_memory): it is borrowed by the first gradient and went back "
@@ -216,7 +215,7 @@ Status Tensors::export_owned(uint32_t unit, uint32_t segment, const std::string&
   if (array == "grad") return export_grad(unit, segment, first, count, to);
   uint32_t index = 0;
   STRATA_RETURN_IF_ERROR(find_array(unit, segment, array, &index));
-  if (states_.on_host()) return export_array(unit, segment, index, first, count, to);
+  if (states_.places().on_host(unit)) return export_array(unit, segment, index, first, count, to);
   return in_pieces(count, [&](uint64_t at, uint64_t n) {
     STRATA_RETURN_IF_ERROR(export_array(unit, segment, index, first + at, n, native_.at(0)));
     return device_.copy(to + at * sizeof(float), native_.at(0), n * sizeof(float));
@@ -226,7 +225,8 @@ Status Tensors::export_owned(uint32_t unit, uint32_t segment, const std::string&
 Status Tensors::export_array(uint32_t unit, uint32_t segment, uint32_t index, uint64_t first, uint64_t count,
                              char* values) {
   return states_.visit(unit, segment, first, count, false, [&](const strata_optim_args& args, uint64_t at) {
-    return optimizer_.export_array(args, index, reinterpret_cast<float*>(values) + (at - first));
+    return states_.optimizer({unit, segment})
+        .export_array(args, index, reinterpret_cast<float*>(values) + (at - first));
   });
 }
 

@@ -14,8 +14,8 @@ namespace strata {
 
 class Tensors {
  public:
-  Tensors(const Registry& registry, const Layout& layout, const Device& device, const Optimizer& optimizer,
-          const Collective& collective, CommQueue& queue, Weights& weights, const Gradients& gradients, States& states);
+  Tensors(const Registry& registry, const Layout& layout, const Device& device, const Collective& collective,
+          CommQueue& queue, Weights& weights, const Gradients& gradients, States& states);
 
   static constexpr uint64_t kPieceBytes = 1u << 20, kStagingBytes = 2 * kPieceBytes;  // and one on the host
   Status allocate();
@@ -60,7 +60,6 @@ class Tensors {
   const Registry& registry_;
   const Layout& layout_;
   const Device& device_;
-  const Optimizer& optimizer_;
   const Collective& collective_;
   CommQueue& queue_;
   Weights& weights_;

@@ -57,6 +57,10 @@ class Tier {
   // Moves bytes; `done` NULL: done on return.
   Status read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
   Status write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer, strata_event* done) const;
+  // Bytes of an addressable tier that were moved from or to the device.
+  void count(bool write, uint64_t bytes) const {
+    strata::add((write ? counters_->tier_write : counters_->tier_read)[kind_], bytes);
+  }
   // Brings a whole region into device memory; from an addressable one as work on `stream`.
   Status to_device(const Region& region, const Device& device, void* to, const strata_stream* stream) const;
 

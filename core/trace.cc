@@ -1,9 +1,6 @@
 #include "core/trace.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
 namespace strata {
@@ -79,8 +76,8 @@ void StreamTrace::take_in() {
 
 // ---- the range ---------------------------------------------------------------------------------------------------
 
-Trace::Trace(const Settings& settings, std::string file, int rank, const Device& device, std::vector<std::string> units,
-             LogFn log)
+Trace::Trace(const Settings& settings, std::unique_ptr<TraceFile> file, int rank, const Device& device,
+             std::vector<std::string> units, LogFn log)
     : file_(std::move(file)),
       rank_(rank),
       device_(device),
@@ -89,24 +86,30 @@ Trace::Trace(const Settings& settings, std::string file, int rank, const Device&
       records_(static_cast<uint64_t>(settings.trace.records)),
       first_(static_cast<uint64_t>(settings.trace.first_step)),
       steps_(static_cast<uint64_t>(settings.trace.steps)) {
-  for (TraceRow* row : {&host, &collective, &update}) row->timed_ = settings.wall_clock_breakdown;
+  for (TraceRow* row : {&host, &collective, &update, &streaming}) row->timed_ = settings.wall_clock_breakdown;
 }
 
 Trace::~Trace() {
   closing_ = true;
   if (writer_.joinable()) writer_.join();
-  if (is_on() && !written_) write();
+  const bool committed = is_on() && !file_->path().empty();
+  if (committed && !written_) write();
 }
 
 uint64_t Trace::bytes() const {
-  const uint64_t rows = device_.is_asynchronous() ? kMostRows : 3;
+  const uint64_t rows = device_.is_asynchronous() ? kMostRows : 4;
   return is_on() ? rows * records_ * sizeof(TraceRecord) : 0;
 }
 
-void Trace::allocate() {
-  if (!is_on()) return;
-  for (TraceRow* row : {&host, &collective, &update}) row->ring_.resize(records_);
+Status Trace::allocate() {
+  if (!is_on()) return Ok();
+  STRATA_RETURN_IF_ERROR(file_->claim().during("trace.path"));
+  if (!file_->has_first_name()) {
+    log_(STRATA_LOG_INFO, "trace: another engine writes to the same folder; this one's file is " + file_->path());
+  }
+  for (TraceRow* row : {&host, &collective, &update, &streaming}) row->ring_.resize(records_);
   for (auto& stream : streams_) stream->row_.ring_.resize(records_);
+  return Ok();
 }
 
 StreamTrace* Trace::add_stream(const char* name, const TraceRow& thread) {
@@ -192,36 +195,27 @@ void Trace::write() {
   }
   finish_streams();
   uint64_t spans = 0, dropped = 0;
-  const Status status = write_file(file_ + ".part", &spans, &dropped);
+  const Status status = file_->write([&](FILE* file) { write_all(file, &spans, &dropped); });
   if (!status.ok()) {
     log_(STRATA_LOG_WARN, "trace: " + status.text());
     return;
   }
   log_(STRATA_LOG_INFO,
        "trace: " + std::to_string(spans) + " spans from step " + std::to_string(begun_) +
-           (steps_ == 0 ? std::string(" on") : " to " + std::to_string(last_)) + " in " + file_ +
+           (steps_ == 0 ? std::string(" on") : " to " + std::to_string(last_)) + " in " + file_->path() +
            (dropped > 0 ? ", " + std::to_string(dropped) + " older ones dropped (trace.records)" : ""));
 }
 
-Status Trace::write_file(const std::string& to, uint64_t* spans, uint64_t* dropped) {
-  const auto failed = [&](const std::string& what) {
-    return Status(STRATA_UNAVAILABLE, "cannot " + what + ": " + std::strerror(errno));
-  };
-  const std::string folder = file_.substr(0, file_.rfind('/'));
-  if (mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return failed("make " + folder);
-  FILE* file = std::fopen(to.c_str(), "w");
-  if (!file) return failed("write " + to);
+void Trace::write_all(FILE* file, uint64_t* spans, uint64_t* dropped) const {
   std::fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
   std::fprintf(file, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", rank_,
                rank_);
   int number = 0;
-  for (const TraceRow* row : {&host, &collective, &update}) write_row(file, ++number, *row, 0, spans, dropped);
+  for (const TraceRow* row : {&host, &collective, &update, &streaming})
+    write_row(file, ++number, *row, 0, spans, dropped);
   for (const auto& stream : streams_) write_row(file, ++number, stream->row_, stream->lost_, spans, dropped);
   std::fprintf(file, "\n],\"otherData\":{\"rank\":%d,\"spans\":%llu,\"dropped\":%llu}}\n", rank_,
                static_cast<unsigned long long>(*spans), static_cast<unsigned long long>(*dropped));
-  const bool is_whole = !std::ferror(file);
-  if (std::fclose(file) != 0 || !is_whole) return failed("write " + to);
-  return std::rename(to.c_str(), file_.c_str()) == 0 ? Ok() : failed("name the file " + file_);
 }
 
 void Trace::write_row(FILE* file, int number, const TraceRow& row, uint64_t lost, uint64_t* spans,

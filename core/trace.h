@@ -21,6 +21,7 @@
 #include "core/backends.h"
 #include "core/manifest/settings.h"
 #include "core/timings.h"
+#include "core/trace_file.h"
 
 namespace strata {
 
@@ -118,18 +119,18 @@ class StreamTrace {
 class Trace {
  public:
   using LogFn = std::function<void(strata_log_level, const std::string&)>;
-  // `file`: where it goes; empty: nothing is recorded, the parts of wall_clock_breakdown are still fed.
-  Trace(const Settings& settings, std::string file, int rank, const Device& device, std::vector<std::string> units,
-        LogFn log);
+  // `file`: where it goes; NULL: nothing is recorded, the parts of wall_clock_breakdown are still fed.
+  Trace(const Settings& settings, std::unique_ptr<TraceFile> file, int rank, const Device& device,
+        std::vector<std::string> units, LogFn log);
   ~Trace();  // behind all threads and streams that have rows
-  static constexpr uint64_t kMostRows = 7;
+  static constexpr uint64_t kMostRows = 11;
   uint64_t bytes() const;  // of all rings
-  void allocate();         // when all streams have their rows
+  Status allocate();       // when all streams have their rows; refuses a path that cannot be written
   // A row for a stream that `thread` enqueues on; NULL where nothing is recorded, or the device keeps no times.
   StreamTrace* add_stream(const char* name, const TraceRow& thread);
 
   Timings timings;
-  TraceRow host{"host"}, collective{"collective"}, update{"update"};
+  TraceRow host{"host"}, collective{"collective"}, update{"update"}, streaming{"streaming"};
 
   // Host thread. What follows belongs to `step`; whether it is the last of the range; what the host is doing, by its
   // calls (NULL: nothing known).
@@ -143,14 +144,14 @@ class Trace {
   void leave();
 
  private:
-  bool is_on() const { return !file_.empty(); }
+  bool is_on() const { return file_ != nullptr; }
   void switch_phase(const char* name);
   void finish_streams();
   void write();
-  Status write_file(const std::string& to, uint64_t* spans, uint64_t* dropped);
+  void write_all(FILE* file, uint64_t* spans, uint64_t* dropped) const;
   void write_row(FILE* file, int number, const TraceRow& row, uint64_t lost, uint64_t* spans, uint64_t* dropped) const;
 
-  const std::string file_;
+  const std::unique_ptr<TraceFile> file_;
   const int rank_;
   const Device& device_;
   const std::vector<std::string> units_;

@@ -1,6 +1,7 @@
 // plugins.cc - `strata plugins`: every plugin of the search path, sorted by id, each loaded as a run would load it.
 //
-// A plugin that cannot be used is listed with the reason, and makes the exit code 1. Of several with one id the first
+// A plugin that cannot be used is listed with the reason, and makes the exit code 1; one that the build left out is
+// listed, too. Of several with one id the first
 // of the search order is used by runs; the others are listed as hidden.
 #include "core/plugins/plugins.h"
 
@@ -17,14 +18,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The TOML files of the search path by id; those of one id in search order.
+// The plugin was left out once and is built now.
+bool is_there(fs::path absent) { return fs::exists(absent.replace_extension(".toml")); }
+
+// The TOML files of the search path, or what stands in their place, by id; those of one id in search order.
 std::map<std::string, std::vector<fs::path>> find_all(const PluginSearch& search) {
   std::map<std::string, std::vector<fs::path>> found;
   for (const std::string& text : search.ignored) std::cout << "note: " << text << "\n";
   for (const fs::path& dir : search.directories) {
     std::error_code error;
     for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error))
-      if (entry->path().extension() == ".toml") found[entry->path().stem()].push_back(fs::absolute(entry->path()));
+      if (const fs::path kind = entry->path().extension(); kind == ".toml" || (kind == ".absent" && !is_there(*entry)))
+        found[entry->path().stem()].push_back(fs::absolute(entry->path()));
     if (error) std::cout << "note: " << dir.string() << ": " << error.message() << "\n";
   }
   return found;
@@ -77,6 +82,10 @@ int plugins(const PluginsArgs& args) {
   int code = 0;
   for (const auto& [id, files] : find_all(search)) {
     for (const fs::path& file : files) {
+      if (file.extension() == ".absent") {
+        std::cout << id << "  not built\n  " << why_not_built(file) << "\n";
+        continue;
+      }
       PluginToml toml;
       const Status status = try_plugin(search, file, &toml);
       if (!status.ok()) {

@@ -10,10 +10,12 @@
 #include "strata/strata.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <iostream>
 
+#include "core/manifest/nearest.h"
 #include "core/plugins/library_dir.h"
 #include "tools/commands.h"
 #include "tools/manifest_docs.h"
@@ -38,6 +40,20 @@ int keys(bool markdown) {
 int version() {
   std::cout << strata_version() << "\n";
   return 0;
+}
+
+std::vector<std::string> commands_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+int no_such_command(const std::string& typed, const std::vector<std::string>& names) {
+  std::string near = nearest(typed, names), all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  std::cerr << "strata: there is no command \"" << typed << "\"; "
+            << (near.empty() ? "there are: " + all : "did you mean \"" + near + "\"?") << "\n";
+  return 2;
 }
 
 int run(int argc, char** argv) {
@@ -72,6 +88,9 @@ int run(int argc, char** argv) {
   plugins_command->add_option("manifest", plugins_args.manifest, "whose search path to use");
   plugins_command->add_flag("-v,--verbose", plugins_args.verbose, "with options, their defaults and what they do");
   app.add_subcommand("version", "of this build");
+  const std::vector<std::string> names = commands_of(app);
+  const std::string first = argc > 1 ? argv[1] : "-";
+  if (first[0] != '-' && std::count(names.begin(), names.end(), first) == 0) return no_such_command(first, names);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 8,000 lines in all, core/manifest 2,100, core/plugins 1,800
+    core 8,000 lines in all, core/update 1,000, core/manifest 2,100, core/plugins 1,800
     a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
 PLUGIN, FILE, FUNCTION, HEADER = 1200, 800, 80, 300
-CORE = {"core": 8000, "core/manifest": 2100, "core/plugins": 1800}  # a folder without those below it
+# A folder without those below it.
+CORE = {"core": 8000, "core/update": 1000, "core/manifest": 2100, "core/plugins": 1800}
 
 # The host API is one header, so that a host includes one.
 LARGER_HEADERS = {"abi/strata/strata.h": 360}

@@ -18,15 +18,15 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 give_up() {
   rm -rf "$venv"
-  echo "no virtual environment with torch: $1: $(grep -v '^$' "$log" | tail -1)" >&2
+  echo "$1: $(grep -v '^$' "$log" | tail -1)" >&2
   exit 1
 }
 # Debian's python3 needs python3-venv for it; virtualenv, or another python3 of the PATH, will do as well.
 { /usr/bin/python3 -m venv "$venv" || { rm -rf "$venv" && python3 -m venv "$venv"; }; } >"$log" 2>&1 ||
   give_up "python3 -m venv fails"
 "$venv/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 20 "${packages[@]}" >"$log" 2>&1 ||
-  give_up "pip install ${packages[*]} fails"
+  give_up "pip cannot install ${packages[0]} and the like"
 "$venv/bin/pip" install -q --disable-pip-version-check --retries 1 --timeout 20 --no-deps "${alone[@]}" >"$log" 2>&1 ||
-  give_up "pip install --no-deps ${alone[*]} fails"
+  give_up "pip cannot install ${alone[0]}"
 echo "$made_with" >"$venv/made-with"
 echo "$venv/bin/python"

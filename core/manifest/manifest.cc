@@ -185,6 +185,10 @@ std::string suggestion(const std::string& path) {
   return "; " + section_name(parent) + " has: " + all;
 }
 
+// A section in [plugins], which has none, was written for the options of a plugin.
+constexpr char kWhereOptionsAre[] = "; [plugins] chooses plugins, the options of one stand in [plugin.NAME]";
+bool is_for_options(const std::string& section) { return section.rfind("plugins.", 0) == 0; }
+
 // --- the whole file -------------------------------------------------------------------------------------------------
 
 class ManifestReader {
@@ -270,7 +274,8 @@ class ManifestReader {
       return true;
     }
     if (const ManifestKey* key = find_manifest_key(entry.path)) {
-      error(entry.where, "`" + entry.path + "` must be a value (" + key_type_name(*key) + "), got a table");
+      error(entry.where, "`" + entry.path + "` must be a value (" + key_type_name(*key) + "), got a table" +
+                             (is_for_options(entry.path) ? kWhereOptionsAre : ""));
     } else {
       unknown(entry);
     }
@@ -342,7 +347,8 @@ class ManifestReader {
     for (const RefusedKey& refused : refused_keys())
       if (refused.path == entry.path) return error(entry.where, "`" + entry.path + "` " + refused.reason);
     const char* const what = entry.value.kind == Kind::kTable ? "unknown section `" : "unknown key `";
-    error(entry.where, what + printable(entry.path) + "`" + suggestion(entry.path));
+    const bool options = entry.value.kind == Kind::kTable && is_for_options(entry.path);
+    error(entry.where, what + printable(entry.path) + "`" + (options ? kWhereOptionsAre : suggestion(entry.path)));
   }
 
   // An old key alone becomes its replacement, with a warning; beside the section that replaced it, it is an error.

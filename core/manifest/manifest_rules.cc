@@ -84,6 +84,36 @@ struct Rules {
   void offload_optimizer() {
     const OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
     tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "fast_init"});
+    device_part(o);
+  }
+
+  // Part of an offloaded update on the device.
+  void device_part(const OffloadOptimizerSettings& o) {
+    const std::string origin = " (" + s.origin(kOptimizer + "device") + ")";
+    if (o.device == OffloadDevice::kNone) {
+      for (const char* key : {"ratio", "device_state_budget", "split_update", "split_share"})
+        no_effect(kOptimizer + key, kOptimizer + "device",
+                  "`" + kOptimizer + "device` is \"none\"" + origin + ": all of it is on the device");
+    } else if (!o.split_update) {
+      no_effect(kOptimizer + "split_share", kOptimizer + "split_update", "`" + kOptimizer + "split_update` is false");
+    }
+    if (o.device == OffloadDevice::kNone || !o.uses_device())
+      no_effect("plugins.device_optimizer", kOptimizer + "split_update", "the device has no part in the update");
+    if (o.device == OffloadDevice::kNvme && o.split_update)
+      error(kOptimizer + "split_update", "= true streams state from host memory, and `" + kOptimizer +
+                                             "device` is \"nvme\"" + origin + "; use \"cpu\"");
+    if (o.ratio < 1 && o.device_state_budget > 0)
+      error(kOptimizer + "ratio", "and `" + kOptimizer +
+                                      "device_state_budget` both say what stays on the device; "
+                                      "give one");
+  }
+
+  void one_nvme_path() {
+    const OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
+    const OffloadParamSettings& p = s.zero_optimization.offload_param;
+    if (o.device != OffloadDevice::kNvme || p.device != OffloadDevice::kNvme || o.nvme_path == p.nvme_path) return;
+    error(kParam + "nvme_path", "= \"" + p.nvme_path + "\" and `" + kOptimizer + "nvme_path` = \"" + o.nvme_path +
+                                    "\" differ: one tier serves both; name all disks in both, as \"/a, /b\"");
   }
 
   // A plugin chosen for a tier that holds nothing. Call it after offload_param, which may have emptied one.
@@ -125,6 +155,7 @@ void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* erro
   rules.stage_keys();
   rules.offload_optimizer();
   rules.offload_param();
+  rules.one_nvme_path();
   rules.tier_plugins();
 }
 

@@ -6,6 +6,7 @@
 // the model is checked by the engine.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -29,7 +30,7 @@ struct PluginOption {
 
 // Which plugin serves which role: an id looked up by the search order of plugins.h, or a path (with a '/').
 struct PluginChoices {
-  std::string device, collective, offload_cpu, offload_nvme, optimizer, checkpoint;
+  std::string device, collective, offload_cpu, offload_nvme, optimizer, device_optimizer, checkpoint;
   std::vector<std::string> path;  // extra directories to search, relative to the manifest
 };
 
@@ -44,8 +45,13 @@ struct OptimizerSettings {
 struct OffloadOptimizerSettings {
   OffloadDevice device = OffloadDevice::kNone;
   bool pin_memory = false;
+  double ratio = 1;                 // of the state that is offloaded; the rest is on the device
+  int64_t device_state_budget = 0;  // bytes: state that fits stays on the device
+  bool split_update = false;        // the device updates a share of what is offloaded, streaming it
+  double split_share = -1;          // that share; below 0: measured
+  bool uses_device() const { return split_update || device_state_budget > 0 || ratio < 1; }
   // device = "nvme" only
-  std::string nvme_path;  // relative to the manifest's directory; see Settings::resolve
+  std::string nvme_path;  // one or more with commas between, relative to the manifest; see Settings::resolve_list
   int64_t buffer_count = 0;
   bool fast_init = false;
 };
@@ -135,6 +141,17 @@ struct Settings {
   // A path of the manifest as the process must open it.
   std::string resolve(const std::string& path) const {
     return path.empty() || path.front() == '/' ? path : manifest_dir + "/" + path;
+  }
+  // The same for each of several, with commas between.
+  std::string resolve_list(const std::string& paths) const {
+    std::string all;
+    for (size_t from = 0, to = 0; to != std::string::npos; from = to + 1) {
+      to = paths.find(',', from);
+      const size_t begin = std::min(paths.find_first_not_of(" \t", from), to);
+      const size_t length = to == std::string::npos ? to : to - begin;
+      if (begin < paths.size()) all += (all.empty() ? "" : ", ") + resolve(paths.substr(begin, length));
+    }
+    return all;
   }
 };
 

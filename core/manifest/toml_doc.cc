@@ -3,6 +3,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <boost/locale/utf.hpp>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -28,6 +29,12 @@ std::string join(const std::string& parent, std::string_view key) {
   std::string name = is_bare(key) ? std::string(key) : '"' + printable(key) + '"';
   for (size_t at = name.find('.'); at != std::string::npos; at = name.find('.', at)) name.replace(at, 1, "\u2024");
   return parent.empty() ? name : parent + "." + name;
+}
+
+std::string hex_text(unsigned char byte) {
+  char hex[8];
+  std::snprintf(hex, sizeof hex, "\\x%02x", byte);
+  return hex;
 }
 
 TomlValue value_of(const toml::node& node) {
@@ -117,17 +124,21 @@ Status parse_toml(const std::string& text, const std::string& name, std::vector<
 }
 
 std::string printable(std::string_view text, size_t limit) {
+  namespace utf = boost::locale::utf;
   std::string out;
-  for (const unsigned char c : text) {
+  for (const char *at = text.begin(), *before = at; at != text.end(); before = at) {
     if (out.size() >= limit) return out + "...";
-    char hex[8];
-    if (c == '\n') {
+    const utf::code_point c = utf::utf_traits<char>::decode(at, text.end());
+    const bool is_character = utf::is_valid_codepoint(c);
+    if (!is_character) at = before + 1;
+    // Control characters of both sets, and what Unicode says begins a line.
+    const bool shows = is_character && c >= 0x20 && !(c >= 0x7F && c < 0xA0) && c != 0x2028 && c != 0x2029;
+    if (shows) {
+      out.append(before, at);
+    } else if (c == '\n') {
       out += "\\n";
-    } else if (c < 0x20 || c == 0x7F) {
-      std::snprintf(hex, sizeof hex, "\\x%02x", c);
-      out += hex;
     } else {
-      out += static_cast<char>(c);
+      for (; before != at; ++before) out += hex_text(static_cast<unsigned char>(*before));
     }
   }
   return out;

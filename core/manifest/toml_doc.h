@@ -39,7 +39,7 @@ Status parse_toml(const std::string& text, const std::string& name, std::vector<
 
 // A value as an error shows it: `"cpu"`, `0.5`, `true`, `a table`; one line, shortened.
 std::string show(const TomlValue& value);
-// One printable line of at most `limit` bytes out of anything.
+// One printable line of UTF-8, of about `limit` bytes at most, out of anything.
 std::string printable(std::string_view text, size_t limit = 80);
 
 // "zero_optimization.stage" -> "zero_optimization" and "stage"; the parent of a top-level key is "".

@@ -7,7 +7,7 @@ namespace strata {
 namespace {
 
 thread_local std::string failure_text;
-thread_local bool logging = false;
+thread_local const char* callback = nullptr;
 
 Host* self(void* ctx) { return static_cast<Host*>(ctx); }
 
@@ -77,16 +77,17 @@ Host::Host(LogSink sink, strata_log_level level, unsigned threads, PluginFinder*
 }
 
 void Host::log(strata_log_level level, const std::string& domain, const std::string& text) const {
-  if (!would_log(level) || !sink_ || logging) return;
-  logging = true;
+  if (!would_log(level) || !sink_ || callback) return;
+  const HostCallback running("a log callback");
   try {
     sink_(level, domain, text);
   } catch (...) {  // the host's callback must not; a line is not worth the process
   }
-  logging = false;
 }
 
-bool in_log_callback() { return logging; }
+HostCallback::HostCallback(const char* name) { callback = name; }
+HostCallback::~HostCallback() { callback = nullptr; }
+const char* HostCallback::running() { return callback; }
 
 Status take_failure(strata_status code) {
   std::string text = std::move(failure_text);

@@ -50,8 +50,15 @@ class Host {
 
 // The Status of a plugin call that returned `code` on this thread; clears the text that `fail` kept.
 Status take_failure(strata_status code);
-// True while this thread runs a log callback: engine functions refuse to be called from there.
-bool in_log_callback();
+// While it is there, this thread runs a callback of the host's: engine functions refuse to be called from inside it.
+class HostCallback {
+ public:
+  explicit HostCallback(const char* name);
+  ~HostCallback();
+  HostCallback(const HostCallback&) = delete;
+  // Of the one this thread runs; NULL: none.
+  static const char* running();
+};
 // Keeps a text for the next take_failure on this thread, and returns the status's code.
 strata_status keep_failure(const Status& status);
 

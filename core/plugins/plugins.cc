@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <boost/dll/shared_library.hpp>
 #include <cstdlib>
+#include <fstream>
+#include <set>
 
 #include "core/manifest/manifest.h"
 #include "core/manifest/nearest.h"
@@ -123,12 +125,34 @@ fs::path without_dots(const fs::path& path) {
   return clean.empty() ? path : clean;
 }
 
+// "\ndid you mean ...?", or what there is.
+std::string meant_instead_of(const std::string& name, const std::vector<fs::path>& directories) {
+  std::set<std::string> ids, there;
+  for (const fs::path& dir : directories) {
+    std::error_code error;
+    for (fs::directory_iterator entry(dir, error), end; !error && entry != end; entry.increment(error))
+      if (const fs::path kind = entry->path().extension(); kind == ".toml" || kind == ".absent")
+        (kind == ".toml" ? there : ids).insert(printable(entry->path().stem().string()));
+  }
+  ids.insert(there.begin(), there.end());
+  const std::string near = nearest(name, {ids.begin(), ids.end()});
+  if (!near.empty()) return "\ndid you mean " + near + "?";
+  return there.empty() ? "" : "\nthere are: " + join({there.begin(), there.end()});
+}
+
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
                               std::string::npos;
 }
 
 }  // namespace
+
+std::string why_not_built(const fs::path& absent) {
+  std::ifstream file(absent);
+  std::string why;
+  std::getline(file, why);
+  return printable(why, 300);
+}
 
 PluginSearch PluginSearch::from_settings(const Settings& settings, const fs::path& library_dir) {
   PluginSearch search;
@@ -158,6 +182,8 @@ PluginSet::~PluginSet() = default;
 
 Status PluginSet::find_toml(const std::string& name, fs::path* toml) const {
   std::string tried;
+  const bool is_path = name.find('/') != std::string::npos;
+  bool is_known = false;
   std::error_code error;
   const auto is_there = [&](fs::path candidate) {
     const fs::path library = fs::path(candidate).replace_extension(".so");
@@ -167,9 +193,12 @@ Status PluginSet::find_toml(const std::string& name, fs::path* toml) const {
     }
     tried += "\n  " + candidate.string() + ": " + (error ? error.message() : "no such file");
     if (fs::exists(library, error)) tried += " (" + library.filename().string() + " is there, but not its TOML)";
+    const std::string why = why_not_built(candidate.replace_extension(".absent"));
+    if (!why.empty()) tried += "; the plugin was not built: " + why;
+    is_known = is_known || !why.empty();
     return false;
   };
-  if (name.find('/') != std::string::npos) {
+  if (is_path) {
     fs::path path = without_dots(search_.manifest_dir / name);
     if (path.extension() != ".so" && path.extension() != ".toml") path += ".toml";
     if (is_there(path.replace_extension(".toml"))) return Ok();
@@ -180,7 +209,8 @@ Status PluginSet::find_toml(const std::string& name, fs::path* toml) const {
       if (is_there(dir / (name + ".toml"))) return Ok();
   }
   for (const std::string& text : search_.ignored) tried += "\n  " + text;
-  return {STRATA_NOT_FOUND, "plugin " + name + " was not found; tried:" + (tried.empty() ? " no directory" : tried)};
+  return {STRATA_NOT_FOUND, "plugin " + name + " was not found; tried:" + (tried.empty() ? " no directory" : tried) +
+                                (is_known || is_path ? "" : meant_instead_of(name, search_.directories))};
 }
 
 Status PluginSet::locate(const std::string& name, Plugin** out) {
@@ -380,11 +410,20 @@ void preset_options(const Settings& settings, PluginSet* plugins) {
   hand_on(STRATA_OPTIMIZER, "decoupled", optimizer.adam_w_mode, usual.adam_w_mode,
           settings.is_given("optimizer.type") && !settings.is_given(params + "adam_w_mode") ? "optimizer.type"
                                                                                             : params + "adam_w_mode");
-  // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it.
-  const bool pin_state = settings.zero_optimization.offload_optimizer.pin_memory;
-  const bool pin_param = settings.zero_optimization.offload_param.pin_memory;
+  // One plugin instance serves both kinds of offload; page-locked memory is asked for when either wants it in its tier.
+  // What lies on disk passes through memory that a device with streams has page-locked anyway.
+  const OffloadOptimizerSettings& state = settings.zero_optimization.offload_optimizer;
+  const OffloadParamSettings& param = settings.zero_optimization.offload_param;
+  const bool pin_state = state.pin_memory && state.device == OffloadDevice::kCpu;
+  const bool pin_param = param.pin_memory && param.device == OffloadDevice::kCpu;
   hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param, false,
           zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
+  const bool state_on_nvme = state.device == OffloadDevice::kNvme;
+  if (!state_on_nvme && param.device != OffloadDevice::kNvme) return;
+  const std::string section = zero + (state_on_nvme ? "offload_optimizer." : "offload_param.");
+  hand_on(STRATA_OFFLOAD, "nvme_path", settings.resolve_list(state_on_nvme ? state.nvme_path : param.nvme_path),
+          std::string(), section + "nvme_path");
+  hand_on(STRATA_OFFLOAD, "fast_init", state.fast_init, false, zero + "offload_optimizer.fast_init");
 }
 
 std::vector<PluginInfo> PluginSet::describe() const {

@@ -9,7 +9,8 @@
 //   2. STRATA_PLUGIN_PATH (colon separated absolute paths; ignored when the process runs with raised privileges)
 //   3. the `plugins` directory beside the library or program (given by the caller)
 // A name with a '/' is a path to the plugin's TOML, relative to the manifest, and is not searched for. The working
-// directory is never searched. Errors list every path tried and why it was not taken.
+// directory is never searched. Errors list every path tried and why it was not taken; a build that leaves a plugin out
+// puts NAME.absent where NAME.toml would be, with the reason as its first line.
 //
 // Tables come out complete: every required slot is checked, optional slots hold a default, so no caller tests for
 // NULL. A table longer than the one known here is cut: its tail is not looked at.
@@ -48,6 +49,9 @@ struct PluginInfo {
   uint32_t abi_minor = 0;               // min(plugin's, host's): what both sides speak
   std::vector<std::string> interfaces;  // handed out so far
 };
+
+// What NAME.absent says; "" when it is not there.
+std::string why_not_built(const std::filesystem::path& absent);
 
 class PluginSet final : public PluginFinder {
  public:

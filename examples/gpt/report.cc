@@ -1,8 +1,6 @@
 // report.cc - see report.h.
 #include "report.h"
 
-#include <unistd.h>
-
 #include <cstdarg>
 #include <cstdio>
 #include <numbers>
@@ -16,7 +14,7 @@ Report::Report(strata_engine* engine, const ShardedModel& model, uint64_t total_
       total_steps_(total_steps),
       prints_(strata_rank(engine) == 0),
       gather_(gather && prints_),
-      terminal_(isatty(STDOUT_FILENO)),
+      terminal_(shows_bar()),
       every_(uint64_t(int_setting(engine, "steps_per_print"))) {}
 
 void Report::restart_count() {

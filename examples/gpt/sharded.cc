@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -29,6 +30,11 @@ void STRATA_CALL log_over_bar(void*, strata_log_level level, const char* domain,
 }
 }  // namespace
 
+bool shows_bar() {
+  const char* const terminal = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) && terminal && std::strcmp(terminal, "dumb") != 0;
+}
+
 Engine open_engine(const std::string& manifest, const std::vector<std::string>& settings) {
   std::vector<const char*> overrides;
   for (const std::string& s : settings) overrides.push_back(s.c_str());
@@ -37,7 +43,7 @@ Engine open_engine(const std::string& manifest, const std::vector<std::string>& 
   args.manifest = manifest.c_str();
   args.overrides = overrides.data();
   args.override_count = overrides.size();
-  if (isatty(STDOUT_FILENO)) args.log = log_over_bar;
+  if (shows_bar()) args.log = log_over_bar;
   strata_engine* engine = nullptr;
   check(strata_open(&args, &engine), "opening the engine");
   Engine owner(engine);

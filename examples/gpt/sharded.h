@@ -17,6 +17,10 @@ namespace gpt {
 // Throws what strata_last_error() says when a call failed.
 void check(strata_status status, const char* what);
 
+// Stdout is a terminal that can show a progress bar. mpirun gives its ranks one even where its own output goes to a
+// file: TERM=dumb in front of it is for that.
+bool shows_bar();
+
 struct CloseEngine {
   void operator()(strata_engine* engine) const { strata_close(engine); }
 };

@@ -4,7 +4,6 @@
 // whole test has a time limit. Where the deadline itself is under test it is given to the call.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <thread>
@@ -193,22 +192,6 @@ TEST_P(CollectiveFailure, AbortWakesEveryRankWithItsText) {
     return sticky(peer, STRATA_CANCELLED, "shard 3");
   });
 }
-
-// A count that threads and forked processes share.
-class SharedCount {
- public:
-  SharedCount()
-      : at_(static_cast<std::atomic<int>*>(
-            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-  ~SharedCount() { ::munmap(at_, 4096); }
-  void add() { at_->fetch_add(1); }
-  void wait_for(int count) const {
-    while (at_->load() < count) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-
- private:
-  std::atomic<int>* at_;
-};
 
 // abort is for any thread, also while this rank sits in a collective that cannot end.
 TEST_P(CollectiveFailure, AbortFromAnotherThreadEndsTheRunningCall) {

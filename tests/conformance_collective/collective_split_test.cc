@@ -1,7 +1,6 @@
 // split: parts of the world as instances of their own, which keep the ranks' names in errors and share one fate.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <cstring>
@@ -183,22 +182,6 @@ TEST_P(CollectiveSplit, ErrorsNameRanksAsTheWholeDoes) {
     return expect_error(status, STRATA_FAILED_PRECONDITION, {"rank 3 is in", "rank 1 in"});
   });
 }
-
-// A count that threads and forked processes share.
-class SharedCount {
- public:
-  SharedCount()
-      : at_(static_cast<std::atomic<int>*>(
-            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
-  ~SharedCount() { ::munmap(at_, 4096); }
-  void add() { at_->fetch_add(1); }
-  void wait_for(int count) const {
-    while (at_->load() < count) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-
- private:
-  std::atomic<int>* at_;
-};
 
 // Rank 0 aborts its part. Rank 1 waits in the other one for rank 3, which does not come before all have failed.
 TEST_P(CollectiveSplit, AnAbortOfOnePartEndsAll) {

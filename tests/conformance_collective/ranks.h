@@ -5,12 +5,15 @@
 // while they run, and their return value is the last line.
 #pragma once
 
+#include <sys/mman.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "strata/iface/collective.h"
@@ -108,6 +111,22 @@ void run_ranks(const Setup& setup, const RankBody& body, unsigned host_threads =
 // "" when the status has this code and its text has every part; else what it was.
 std::string expect_error(const Status& status, strata_status code, const std::vector<std::string>& parts);
 std::string expect_ok(const Status& status);
+
+// A count that threads and forked processes share.
+class SharedCount {
+ public:
+  SharedCount()
+      : at_(static_cast<std::atomic<int>*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  ~SharedCount() { ::munmap(at_, 4096); }
+  void add() { at_->fetch_add(1); }
+  void wait_for(int count) const {
+    while (at_->load() < count) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  std::atomic<int>* at_;
+};
 
 }  // namespace strata::test
 

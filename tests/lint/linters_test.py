@@ -36,7 +36,7 @@ class Includes(unittest.TestCase):
                 ("abi/strata/abi.h", "<stdio.h>"), ("abi/strata/iface/device.h", '"core/plugins/host.h"'),
                 ("core/engine.cc", '"plugins/null/null.h"'), ("core/engine.cc", "<cuda_runtime.h>"),
                 ("core/engine.cc", "<nccl.h>"), ("core/engine.cc", "<hdf5.h>"), ("core/engine.cc", "<mpi.h>"),
-                ("core/engine.cc", "<liburing.h>"), ("plugins/null/null.c", '"core/plugins/host.h"'),
+                ("core/engine.cc", "<liburing.h>"), ("core/update/updater.h", '"core/engine.h"'), ("plugins/null/null.c", '"core/plugins/host.h"'),
                 ("plugins/null/null.c", '"fault.h"'), ("plugins/null/null.c", '"../fault/shim.h"'),
                 ("plugins/null/null.c", "<hdf5.h>"), ("libs/io/direct_file.cc", '"core/status.h"'),
                 ("examples/gpt/main.cc", '"strata/host.h"'), ("examples/gpt/main.cc", '"libs/io/direct_file.h"'),

@@ -3,7 +3,7 @@
 
     snippets_test.py BUILD_DIR      exit 77 (skipped) while README.md has no such block
 
-Each runs in a directory of its own that holds the files of examples/manifests. A C block without a main becomes
+Each runs in a directory of its own that holds examples/manifests. A C block without a main becomes
 the body of a function that main calls; it must compile as C11 with warnings as errors, and end without a crash. A
 Python block is run by $PYTHON (/usr/bin/python3) with hosts/python on the path.
 """
@@ -55,7 +55,7 @@ def main():
         line = text.count("\n", 0, match.start()) + 1
         with tempfile.TemporaryDirectory() as name:
             directory = pathlib.Path(name)
-            shutil.copytree(house.ROOT / "examples" / "manifests", directory, dirs_exist_ok=True)
+            shutil.copytree(house.ROOT / "examples" / "manifests", directory / "examples" / "manifests")
             result = (check_c if language == "c" else check_python)(code, directory, build)
         if result.returncode != 0:
             failures.append(f"README.md:{line}: the {language} block fails:\n{result.stdout}{result.stderr}")

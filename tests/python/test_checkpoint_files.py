@@ -11,8 +11,8 @@ import subprocess
 
 import pytest
 
-np = pytest.importorskip("numpy")
-h5py = pytest.importorskip("h5py")
+np = pytest.importorskip("numpy", reason="numpy is not installed")
+h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 
 WIDTH = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -24,7 +24,7 @@ def sample(tmp_path_factory):
         pytest.skip("STRATA_BUILD_DIR is not set")
     program = pathlib.Path(build) / "tests" / "checkpoint_sample"
     if not program.exists():
-        pytest.skip(f"{program} is not built")
+        pytest.skip("checkpoint_sample was not built")
     directory = tmp_path_factory.mktemp("sample")
     subprocess.run([program, directory], check=True, timeout=60)
     return directory
@@ -147,7 +147,7 @@ def test_weight_file_with_h5py(sample):
 
 
 def test_weight_file_with_safetensors(sample):
-    safetensors = pytest.importorskip("safetensors")
+    safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
     with h5py.File(sample / "t" / "index.h5", "r") as index:
         description = describe(index)
     path = str(sample / "weights.safetensors")

@@ -53,7 +53,7 @@ def model_loss(w, layers, inputs, targets):
 
 
 @unittest.skipIf(torch is None, "PyTorch is not installed (Debian: python3-torch)")
-@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} was not built")
+@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM.name} was not built")
 class GptGradients(unittest.TestCase):
     def compare(self, layers, dim, context, batch):
         config = (layers, dim, context, batch)

@@ -5,6 +5,7 @@ directory.
 """
 import os
 import pathlib
+import pty
 import re
 import subprocess
 import tempfile
@@ -28,7 +29,7 @@ param_persistence_threshold = 1000
 """
 
 
-@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} was not built")
+@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM.name} was not built")
 class GptRun(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -53,6 +54,34 @@ class GptRun(unittest.TestCase):
         out, log = text
         lines = re.findall(r"step (\d+): loss (\S+), grad norm ([^\s,]+)", log)
         return {int(step): (loss, norm) for step, loss, norm in lines}, re.findall(r"held-out loss (\S+)", out)[-1]
+
+    def on_terminal(self, kind):
+        """What the program writes to a terminal of this kind."""
+        ours, its = pty.openpty()
+        self.addCleanup(os.close, ours)
+        command = [PROGRAM, "train", "--manifest", self.manifest, "--text", self.dir / "text.txt", "--size", "tiny",
+                   "--threads", "1", "--steps", "3", "--eval-samples", "8"]
+        with subprocess.Popen(command, stdout=its, stderr=subprocess.PIPE, env=dict(os.environ, TERM=kind)) as running:
+            os.close(its)
+            shown = b""
+            try:
+                while piece := os.read(ours, 4096):
+                    shown += piece
+            except OSError:  # the other end is closed
+                pass
+            running.stderr.read()
+            self.assertEqual(running.wait(60), 0)
+        return shown.replace(b"\r\n", b"\n")
+
+    def test_the_bar_is_for_terminals_that_can_show_it(self):
+        self.assertIn(b"\r\x1b[K[", self.on_terminal("xterm"))
+        plain = self.on_terminal("dumb")
+        self.assertIn(b"held-out loss", plain)
+        self.assertNotIn(b"\x1b", plain)
+        self.assertNotIn(b"\r", plain)
+        out, _ = self.train()
+        self.assertNotIn("\x1b", out)
+        self.assertNotIn("\r", out)
 
     def test_a_resumed_run_repeats_the_uninterrupted_one(self):
         whole, held_out = self.losses(self.train("--save", self.dir / "ckpt", "--save-every", 5))

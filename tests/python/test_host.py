@@ -112,6 +112,75 @@ def test_groups_frozen_and_tied_params():
             f.read("exp_avg")
 
 
+def one_param_per_group(e):
+    """(the params, the group of the second), each 1 everywhere and with a gradient of 2."""
+    slow, unit = e.group(lr=0.001, weight_decay=0), e.unit("u")
+    params = [unit.param("a", (3,)), unit.param("b", (5,), group=slow)]
+    e.commit()
+    for p in params:
+        p.write(np.ones(p.shape, np.float32))
+    gradients_of_2(e, params)
+    return params, slow
+
+
+def gradients_of_2(e, params):
+    for p in params:
+        p.grad(np.full(p.shape, 2, np.float32))
+    e.end_backward()
+
+
+def test_settings_of_one_step():
+    with open_engine(stage=1) as e:
+        (a, b), slow = one_param_per_group(e)
+        e.step(groups={None: {"weight_decay": 0.5, "betas": (0.75, 0.5)},
+                       slow: {"lr": 0.25, "betas": None, "eps": 6.0}}, group_lr={slow: 7.0})
+        np.testing.assert_allclose(a.read("exp_avg"), np.full(3, 0.25 * 2), rtol=1e-6)
+        np.testing.assert_allclose(a.read("exp_avg_sq"), np.full(3, 0.5 * 4), rtol=1e-6)
+        np.testing.assert_allclose(a.read(), np.full(3, 1 - 0.01 * 0.5 - 0.01), rtol=1e-6)
+        np.testing.assert_allclose(b.read(), np.full(5, 1 - 0.25 * 2 / (2 + 6.0)), rtol=1e-6)
+        gradients_of_2(e, (a, b))
+        e.step()  # with the groups' own again
+        np.testing.assert_allclose(b.read("exp_avg"), np.full(5, (0.9 * 0.1 + 0.1) * 2), rtol=1e-6)
+
+
+def test_settings_that_cannot_be_meant():
+    nan = float("nan")
+    with open_engine() as other, open_engine(stage=1) as e:
+        foreign = other.group(lr=1.0)
+        for settings, why in (({"lr": nan}, "param group: lr is NaN"), ({"betas": (0.9, nan)}, "beta2 is NaN"),
+                              ({"eps": np.float32(nan)}, "eps is NaN")):
+            with pytest.raises(ValueError, match=why):
+                e.group(**settings)
+        (a, _), slow = one_param_per_group(e)
+        for options, why in (
+                ({"lr": nan}, "step: lr is NaN"), ({"max_norm": nan}, "step: max_norm is NaN"),
+                ({"group_lr": {slow: nan}}, "learning rate of group 1 is NaN"),
+                ({"groups": {slow: {"weight_decay": nan}}}, "settings of group 1: weight_decay is NaN"),
+                ({"groups": {None: {"beta": 1}}}, "group 0: there is no setting 'beta', did you mean betas"),
+                ({"groups": {None: {"betas": (0.9,)}}}, "betas are two numbers, not 1"),
+                ({"groups": {foreign: {"lr": 1.0}}}, "group 1 of another engine"),
+                ({"groups": {slow: {"betas": (1.5, 0.9)}}}, "group 1"), ({"lr": -1.0}, "lr")):
+            with pytest.raises(strata.InvalidArgument, match=why) as error:
+                e.step(**options)
+            assert isinstance(error.value, ValueError)
+        with pytest.raises(TypeError, match="step: lr must be a number, not '0.1'"):
+            e.step(lr="0.1")
+        np.testing.assert_array_equal(a.read(), np.ones(3))
+        e.step()
+
+
+def test_dropped_gradients():
+    with open_engine(stage=1) as e:
+        (a, _), _ = one_param_per_group(e)
+        e.drop_gradients()
+        with pytest.raises(strata.FailedPrecondition, match="0 of 1 micro-batches"):
+            e.step()
+        a.grad(np.full(3, 5, np.float32))
+        e.end_backward()
+        np.testing.assert_array_equal(a.read("grad"), np.full(3, 5))
+        e.step()
+
+
 def test_write_takes_the_roots_value():
     def work(rank):
         with open_engine(stage=3, thread_rank=rank) as e:

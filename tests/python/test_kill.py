@@ -22,7 +22,7 @@ import pytest
 
 from rank_processes import PATIENCE, PROGRAM, Job
 
-pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} was not built")
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM.name} was not built")
 
 SEED = 20240611
 KILLS = 50 if os.environ.get("STRATA_SOAK") == "1" else 5

@@ -34,8 +34,8 @@ stage = %d
 
 
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
-@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} was not built")
-@unittest.skipUnless(PLUGIN.exists(), f"{PLUGIN} was not built")
+@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM.name} was not built")
+@unittest.skipUnless(PLUGIN.exists(), f"{PLUGIN.name} was not built")
 class Mpi(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -50,6 +50,14 @@ def test_usage_errors_are_2(arguments):
     assert code == 2 and out == "" and err != ""
 
 
+@pytest.mark.parametrize("typed, answer", [
+    ("chek", 'there is no command "chek"; did you mean "check"?'), ("plugin", 'did you mean "plugins"?'),
+    ("train", "there are: check, keys, plugins, version")])
+def test_an_unknown_command_names_the_nearest(typed, answer):
+    code, out, err = run(typed, GOOD)
+    assert code == 2 and out == "" and answer in err and len(err.splitlines()) == 1, err
+
+
 @pytest.mark.parametrize("arguments, text", [
     (["--help"], "check"), (["check", "--help"], "--world"), (["version"], "."), (["keys"], "stage = "),
     (["keys", "--markdown"], "# Keys of a training manifest"), (["plugins"], "offload_cpu"),
@@ -225,6 +233,17 @@ def test_plugins_are_sorted_with_paths_and_options(folder):
     verbose = run("plugins", "-v")[1]
     assert "  option budget_bytes (int, default 0): Bytes that all regions" in verbose
     assert '  option isa (string, default "auto"): ' in verbose
+
+
+def test_a_plugin_that_was_not_built_is_listed_with_the_reason(folder, manifest):
+    (folder / "device_gone.absent").write_text("there was no compiler for it\n")
+    code, out, _ = run("plugins", STRATA_PLUGIN_PATH=str(folder))
+    assert code == 0 and "device_gone  not built\n  there was no compiler for it\n" in out
+    (folder / "null.absent").write_text("of an earlier build\n")
+    assert "of an earlier build" not in run("plugins", STRATA_PLUGIN_PATH=str(folder))[1]
+    code, _, err = run("check", manifest(BATCH + "[plugins]\ndevice = 'device_gone'\n"), STRATA_PLUGIN_PATH=str(folder))
+    assert code == 1 and "the plugin was not built: there was no compiler for it" in err
+    assert "did you mean" not in err
 
 
 def test_more_than_one_exported_symbol_is_a_warning(folder):

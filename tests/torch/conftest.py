@@ -20,12 +20,14 @@ sys.path.append(str(ROOT / "tests" / "python"))  # rank_processes.py
 
 def missing():
     """Why there is no usable torch; "" when there is."""
+    told = os.environ.get("STRATA_TORCH_REASON", "").strip().splitlines()
+    reason = told[-1][:150] if told else ""
     try:
         import torch
     except ImportError:
-        return os.environ.get("STRATA_TORCH_REASON") or "torch is not installed"
+        return reason or "torch is not installed"
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
-        return os.environ.get("STRATA_TORCH_REASON") or f"torch {torch.__version__} is older than 2.4"
+        return reason or f"torch {torch.__version__} is older than 2.4"
     torch.set_num_threads(1)  # ranks share the cores
     return ""
 

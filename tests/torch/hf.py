@@ -90,8 +90,8 @@ def accelerator(ours, config=None, steps=2):
     return accelerate.Accelerator(gradient_accumulation_steps=steps, cpu=True)
 
 
-def prepared(ours, config=None, make=models.llama, steps=2):
-    """(accelerator, model, optimizer, batches, scheduler)"""
+def prepared(ours, config=None, make=models.llama, steps=2, schedule=None):
+    """(accelerator, model, optimizer, batches, scheduler); schedule(optimizer) makes another scheduler."""
     mine = accelerator(ours, config, steps)
     model = make()
     model.train()
@@ -100,7 +100,8 @@ def prepared(ours, config=None, make=models.llama, steps=2):
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}],
                                   lr=3e-3, betas=(0.9, 0.95))
     batches = torch.utils.data.DataLoader(Rows(), batch_size=4)
-    scheduler = transformers.get_linear_schedule_with_warmup(optimizer, 4, 40)
+    schedule = schedule or (lambda optimizer: transformers.get_linear_schedule_with_warmup(optimizer, 4, 40))
+    scheduler = schedule(optimizer)
     return mine, *mine.prepare(model, optimizer, batches, scheduler)
 
 

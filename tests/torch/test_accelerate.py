@@ -10,8 +10,8 @@ import torch
 
 import strata
 
-accelerate = pytest.importorskip("accelerate")
-transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import hf  # noqa: E402 needs both
 import test_transformers as models  # noqa: E402
@@ -139,6 +139,176 @@ def test_a_loop_written_for_accelerate(make):
     assert torch.equal(runs[0][1], runs[1][1]) and len(runs[0][1]) == 7
 
 
+def one_cycle(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=40)
+
+
+def decay_that_grows(optimizer):
+    """A scheduler that changes weight_decay and eps, too."""
+    class Growing(torch.optim.lr_scheduler.LambdaLR):
+        def step(self, *args):
+            super().step(*args)
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] += 0.1
+                group["eps"] *= 2
+
+    return Growing(optimizer, lambda step: 1.0)
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, decay_that_grows])
+def test_schedulers_of_more_than_the_learning_rate(schedule):
+    runs = []
+    for ours in (False, True):
+        parts = hf.prepared(ours, schedule=schedule)
+        runs.append(hf.loop(*parts))
+        parts[0].end_training()
+    assert hf.difference(*runs) < hf.TOLERANCE
+    parts = hf.prepared(False, schedule=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.01, total_steps=40,
+                                                                                     cycle_momentum=False))
+    if schedule is one_cycle:  # the betas are what it is about
+        assert hf.difference(runs[0], hf.loop(*parts)) > 100 * hf.TOLERANCE
+
+
+def test_settings_that_cannot_be_taken():
+    mine, model, optimizer, batches, _ = hf.prepared(True)
+    batch = next(iter(batches))
+    mine.gradient_state._set_sync_gradients(True)
+    for part in range(2):
+        mine.backward(model(**batch).loss)
+    group = optimizer.param_groups[1]
+    for name, value, why in (("lr", float("nan"), "lr is NaN"), ("betas", (0.9, float("nan")), "beta2 is NaN"),
+                             ("maximize", True, "optimizer.step: maximize=True"), ("eps", -1.0, "group 2")):
+        before, group[name] = group[name], value
+        with pytest.raises(ValueError, match=why):
+            optimizer.step()
+        group[name] = before
+    more = {"params": [torch.nn.Parameter(torch.ones(2))]}
+    with pytest.raises(strata.FailedPrecondition, match="add_param_group after prepare"):
+        optimizer.add_param_group(more)
+    with pytest.raises(strata.FailedPrecondition, match="AdamW.step: it holds param"):
+        optimizer.optimizer.step()  # torch's own, that the program may have kept
+    optimizer.step()
+    optimizer.optimizer.add_param_group(more)
+    for part in range(2):
+        mine.backward(model(**batch).loss)
+    with pytest.raises(strata.FailedPrecondition, match="3 param groups, it was prepared with 2"):
+        optimizer.step()
+    mine.end_training()
+
+
+def test_a_loop_after_a_backward_that_raised():
+    """Caught by the loop, which goes on with the next batch, as it would with accelerate's own."""
+    def run(fails):
+        mine, model, optimizer, batches, scheduler = hf.prepared(True, steps=1)
+        first, bad, last = [batch for _, batch in zip(range(3), batches)]
+        for batch in (first, bad, last) if fails else (first, last):
+            with mine.accumulate(model):
+                loss = model(**batch).loss
+                if batch is bad and fails:
+                    handle = model.model.layers[0].mlp.up_proj.weight.register_hook(lambda _: 1 / 0)
+                    with pytest.raises(ZeroDivisionError):
+                        mine.backward(loss)
+                    handle.remove()
+                    for what, call in (("optimizer.step", optimizer.step), ("save_state", lambda: mine.save_state("x")),
+                                       ("engine.backward", lambda: mine.backward(model(**last).loss))):
+                        with pytest.raises(strata.FailedPrecondition, match=rf"{what}: .* call accelerator.engine."
+                                                                            r"zero_grad\(\)"):
+                            call()
+                else:
+                    mine.backward(loss)
+                    optimizer.step()
+                optimizer.zero_grad()
+        found = mine.get_state_dict(model)
+        assert mine.engine.core.info().steps == 2
+        mine.end_training()
+        return found
+
+    clean, after = run(False), run(True)
+    assert all(torch.equal(clean[name], value) for name, value in after.items())
+
+
+def fail_in(monkeypatch, where, mine):
+    """Lets the next save fail there, after it has written something."""
+    if where == "accelerate's part":
+        save = accelerate.accelerator.save_accelerator_state
+
+        def failing(*args, **kwargs):
+            save(*args, **kwargs)
+            raise OSError("no space left")
+        monkeypatch.setattr(accelerate.accelerator, "save_accelerator_state", failing)
+    elif where == "the engine's part":
+        def failing(root, tag):
+            (root / (tag + ".partial")).mkdir()
+            raise strata.DataLoss("no space left")
+        monkeypatch.setattr(mine.engine, "save", failing)
+
+
+@pytest.mark.parametrize("where", ["accelerate's part", "the engine's part", "refused"])
+def test_a_save_that_fails_leaves_the_state_before_it(tmp_path, monkeypatch, where):
+    mine, *parts = hf.prepared(True)
+    model, optimizer, batches, scheduler = parts
+    hf.loop(mine, *parts, epochs=1)
+    mine.save_state(tmp_path / "a")
+    rest = hf.loop(mine, *parts, epochs=1)
+    if where == "refused":  # in the middle of a step
+        mine.backward(model(**next(iter(batches))).loss)
+    with monkeypatch.context() as patch:
+        fail_in(patch, where, mine)
+        with pytest.raises((OSError, strata.StrataError), match="no space left|micro-batches of an unfinished step"):
+            mine.save_state(tmp_path / "a")
+    mine.engine.zero_grad()
+    mine.load_state(tmp_path / "a")
+    assert mine.engine.core.info().steps == 5 and scheduler.scheduler.last_epoch == 5
+    assert hf.loop(mine, *parts, epochs=1) == rest
+    mine.save_state(tmp_path / "a")
+    kept = {path.name: sum(inner.is_dir() for inner in path.iterdir()) for path in (tmp_path / "a").iterdir()}
+    assert kept == {"strata": 1, "strata.accelerate": 1}
+    mine.end_training()
+
+
+def test_folders_that_accelerate_names(tmp_path, monkeypatch):
+    hf.AcceleratorState._reset_state()
+    naming = accelerate.utils.ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+    mine = Accelerator(config=hf.CONFIG, cpu=True, overrides=hf.QUIET, project_config=naming)
+    model = models.llama()
+    model, optimizer, batches = mine.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3),
+                                             torch.utils.data.DataLoader(hf.Rows(), batch_size=4))
+    with pytest.raises(strata.NotFound, match="no saved state"):
+        mine.load_state()
+    batch = next(iter(batches))
+
+    def step():
+        mine.backward(model(**batch).loss)
+        optimizer.step()
+
+    def there():
+        return sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+
+    for number in range(3):
+        step()
+        assert mine.save_state() == str(tmp_path / "checkpoints" / f"checkpoint_{number}")
+    assert there() == ["checkpoint_1", "checkpoint_2"]
+    step()
+    for where in ("accelerate's part", "the engine's part"):
+        with monkeypatch.context() as patch:
+            fail_in(patch, where, mine)
+            with pytest.raises((OSError, strata.StrataError), match="no space left"):
+                mine.save_state()
+        assert there() == ["checkpoint_1", "checkpoint_2"] and mine.save_iteration == 3
+    (tmp_path / "checkpoints" / "checkpoint_3" / "strata").mkdir(parents=True)  # of a save that was killed
+    mine.load_state()
+    assert mine.engine.core.info().steps == 3
+    with pytest.raises(strata.InvalidArgument, match="checkpoint_3 is there already"):
+        mine.save_state()
+    mine.end_training()
+    plain = hf.accelerator(True)
+    plain.prepare(models.llama())
+    for call in (plain.save_state, plain.load_state):
+        with pytest.raises(strata.InvalidArgument, match="automatic_checkpoint_naming is off"):
+            call()
+    plain.end_training()
+
+
 def test_states_go_on(tmp_path):
     mine, *parts = hf.prepared(True)
     hf.loop(mine, *parts, epochs=1)
@@ -163,6 +333,9 @@ def test_states_go_on(tmp_path):
     (tmp_path / "d").mkdir()
     with pytest.raises(strata.NotFound, match="no folder strata"):
         other.load_state(tmp_path / "d")
+    other.save_engine(tmp_path / "d")
+    with pytest.raises(strata.NotFound, match="was not saved by save_state; load_engine"):
+        other.load_state(tmp_path / "d")
     other.end_training()
 
 
@@ -177,6 +350,37 @@ def test_what_the_configuration_and_the_loop_both_say():
         hf.accelerator(True, {**hf.CONFIG, "gradient_accumulation_steps": 3})
     taken = hf.accelerator(True, {**hf.CONFIG, "gradient_accumulation_steps": 3}, steps=1)
     assert taken.gradient_accumulation_steps == 3
+
+
+def test_an_auto_that_nobody_knows():
+    """The message says what there is to do here, and doing it helps."""
+    model = models.llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = torch.utils.data.DataLoader(hf.Rows(), batch_size=4)
+    with pytest.raises(Refused, match='train_micro_batch_size_per_gpu = "auto".*: "auto" has no value here: prepare '
+                                      "the data loader in the same call as the model") as error:
+        hf.accelerator(True).prepare(model, optimizer)
+    assert "auto=" not in str(error.value)
+    hf.accelerator(True).prepare(model, optimizer, batches)
+    small = torch.nn.Linear(2, 2)
+    with pytest.raises(Refused, match="the model has no config.hidden_size to take it from; write it in the"):
+        hf.accelerator(True).prepare(small, torch.optim.AdamW(small.parameters()), batches)
+    zero = {**hf.CONFIG["zero_optimization"], "stage3_gather_16bit_weights_on_model_save": "auto"}
+    mine = hf.accelerator(True, {**hf.CONFIG, "zero_optimization": zero})
+    model = models.llama()
+    mine.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches)
+    assert mine.engine.core.setting("gradient_clipping") == "1"  # accelerate's defaults
+    assert mine.engine.core.setting("zero_optimization.gather_16bit_weights_on_model_save") == "false"
+    mine.end_training()
+
+
+def test_the_advice_about_fp16_is_good():
+    config = {**hf.CONFIG, "fp16": {"enabled": True}, "bf16": {"enabled": False}}
+    with pytest.raises(Refused, match="set fp16.enabled to false and bf16.enabled to true"):
+        hf.prepared(True, config)
+    mine, model, *_ = hf.prepared(True, {**config, "fp16": {"enabled": False}, "bf16": {"enabled": True}})
+    assert mine.engine.core.setting("bf16.enabled") == "true"
+    mine.end_training()
 
 
 def test_what_is_not_offered_is_refused_by_name():

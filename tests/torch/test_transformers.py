@@ -8,7 +8,7 @@ import small_gpt
 import strata
 import strata.torch
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 def seeded(model, config):

@@ -76,7 +76,7 @@ def test_prepare_refuses():
     refused("has a gradient already", change=lambda m: m(*small_gpt.batch(0)).backward())
     refused("UninitializedParameter", nn.Sequential(nn.LazyLinear(3)))
     refused("has no params", nn.GELU())
-    refused(r"groups\[0\] has \['momentum'\]", groups=[{"params": [], "momentum": 1}])
+    refused(r"groups\[0\] has 'momentum' \(a group has params and lr", groups=[{"params": [], "momentum": 1}])
     refused("no param of the model", groups=[{"params": [nn.Parameter(torch.ones(3))]}])
     model = small_gpt.make()
     refused('param "tokens.weight" is in two groups', model, groups=[{"params": [model.tokens.weight]}] * 2)

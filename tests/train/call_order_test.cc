@@ -1,6 +1,8 @@
 // Calls in a wrong order, with wrong arguments, from a wrong place: refused with the reason, and nothing lost (numbers
 // in brackets: cases of the project's list).
 #include <atomic>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 
 #include "tests/train/by_hand.h"
@@ -40,7 +42,7 @@ TEST(CallOrder, EveryWrongOrderIsRefusedWithItsReason) {
   });
 }
 
-TEST(CallOrder, GroupRatesAreOnePerGroup) {
+TEST(CallOrder, GroupSettingsAreOnePerGroup) {
   run_body({}, [](int, strata_engine* e) {
     const Model m = odd_model();  // two groups
     ASSERT_EQ(build_model(e, m), "");
@@ -55,8 +57,69 @@ TEST(CallOrder, GroupRatesAreOnePerGroup) {
       EXPECT_EQ(strata_step(e, &args), STRATA_INVALID_ARGUMENT);
       EXPECT_TRUE(says("there are 2 param groups")) << last();
     }
+    auto settings = step_settings(2);
+    args.group_lr = nullptr;
+    args.groups = settings.data();
+    args.group_count = 1;
+    EXPECT_EQ(strata_step(e, &args), STRATA_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("there are 2 param groups")) << last();
     args.group_count = 2;
+    settings[1].struct_size = 3;
+    EXPECT_EQ(strata_step(e, &args), STRATA_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("groups: item 1: struct_size 3")) << last();
+    settings[1] = settings[0];
+    settings[1].beta1 = 1;
+    EXPECT_EQ(strata_step(e, &args), STRATA_INVALID_ARGUMENT);
+    EXPECT_TRUE(says("strata_step, group 1") && says("beta")) << last();
+    args.groups = nullptr;
+    args.group_lr = rates;
     EXPECT_EQ(strata_step(e, &args), STRATA_OK) << last();
+  });
+}
+
+// How far a step moved the params of group 1, whose own rate is 0.005: an AdamW that always sees the same gradient
+// moves by its learning rate.
+double step_of_group_1(strata_engine* e, const Model& m, const strata_step_args& args) {
+  const auto read = [&] {
+    std::vector<float> value(m.params[0].numel());
+    strata_tensor out = tensor_of(value, m.params[0].shape);
+    EXPECT_EQ(strata_read_param(e, 0, "master", &out), STRATA_OK) << last();
+    return value[0];
+  };
+  const double before = read();
+  give_gradient(e, m, 0, 2);
+  EXPECT_EQ(strata_end_backward(e), STRATA_OK) << last();
+  EXPECT_EQ(strata_step(e, &args), STRATA_OK) << last();
+  return before - read();
+}
+
+TEST(CallOrder, TheMoreParticularLearningRateWins) {
+  run_body({}, [](int, strata_engine* e) {
+    Model m = vectors({9});
+    m.params[0].group = 1;
+    ASSERT_EQ(build_model(e, m), "");
+    struct Longer {  // as of a later minor: items lie the first one's struct_size apart
+      strata_group_args args;
+      double more;
+    };
+    const double none = std::nan("");
+    constexpr uint32_t kSize = sizeof(Longer);
+    Longer settings[2] = {{{kSize, 0, 0.1, 0.9, none, none, none}, 7}, {{kSize, 0, none, none, none, none, none}, 7}};
+    double rates[2] = {0.2, none};
+    strata_step_args args;
+    STRATA_INIT(&args);
+    args.lr = 0.5;
+    args.group_count = 2;
+    EXPECT_NEAR(step_of_group_1(e, m, args), 0.005, 1e-6);
+    args.group_lr = rates;
+    args.groups = &settings[0].args;
+    EXPECT_NEAR(step_of_group_1(e, m, args), 0.005, 1e-6);
+    rates[1] = 0.25;
+    EXPECT_NEAR(step_of_group_1(e, m, args), 0.25, 1e-6);
+    settings[1].args.lr = 0.125;
+    EXPECT_NEAR(step_of_group_1(e, m, args), 0.125, 1e-6);
+    args.struct_size = offsetof(strata_step_args, groups);  // of before groups: what lies behind it is nobody's
+    EXPECT_NEAR(step_of_group_1(e, m, args), 0.25, 1e-6);
   });
 }
 

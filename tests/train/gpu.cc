@@ -5,13 +5,17 @@
 
 #include <cstring>
 
+#include "core/plugins/event.h"
+#include "tests/gpu_sim/gpu_sim_control.h"
+
 namespace strata::test {
 
 namespace {
 
+const std::string kSimulated = std::string(STRATA_TEST_PLUGIN_DIR) + "/gpu_sim.so";
+
 const strata_device_api* table_of(const std::string& plugin) {
-  return load<strata_device_api>(plugin == "gpu_sim" ? std::string(STRATA_TEST_PLUGIN_DIR) + "/gpu_sim.so" : plugin,
-                                 STRATA_DEVICE);
+  return load<strata_device_api>(plugin == "gpu_sim" ? kSimulated : plugin, STRATA_DEVICE);
 }
 
 }  // namespace
@@ -35,7 +39,7 @@ Gpu::Gpu(const std::string& plugin, const std::string& job, int rank, int world,
   if (plugin == "gpu_sim") options_.set("memory_bytes", int64_t{1} << 30).set("delay_us", delay_us);
   const strata_open_args args = host_.args(&options_);
   EXPECT_EQ(api_->open(&args, &self_), STRATA_OK);
-  EXPECT_EQ(api_->stream_create(self_, 0, &stream_), STRATA_OK);
+  for (strata_stream* stream : {&stream_, &other_}) EXPECT_EQ(api_->stream_create(self_, 0, stream), STRATA_OK);
   lender_ = {sizeof(lender_), STRATA_ABI_MINOR, this, lend, take_back};
 }
 
@@ -66,23 +70,49 @@ void Gpu::take_back(void* self, void* memory, const strata_stream* stream) {
 Gpu::~Gpu() {
   EXPECT_EQ(on_loan_, 0);
   wait();
-  api_->stream_destroy(self_, &stream_);
+  for (strata_stream* stream : {&stream_, &other_}) api_->stream_destroy(self_, stream);
   api_->close(self_);
 }
 
-strata_tensor Gpu::gradient(const strata_tensor& weight, const std::vector<float>& noise) {
-  const uint64_t bytes = noise.size() * sizeof(float);
-  if (bytes > 0) {
-    EXPECT_EQ(api_->alloc_pinned(self_, bytes, &pinned_.emplace_back()), STRATA_OK);
-    EXPECT_EQ(api_->alloc(self_, bytes, &device_.emplace_back()), STRATA_OK);
-    std::memcpy(pinned_.back(), noise.data(), bytes);
-    auto* sum = static_cast<float*>(device_.back());
-    EXPECT_EQ(api_->copy(self_, sum, pinned_.back(), bytes, &stream_), STRATA_OK);
-    EXPECT_EQ(api_->accumulate(self_, sum, weight.data, weight.dtype, noise.size(), &stream_), STRATA_OK);
-  }
-  strata_tensor t = weight;
-  t.data = bytes > 0 ? device_.back() : weight.data;
+void Gpu::hold_for(std::chrono::milliseconds time) {
+  const Event held = Event::create();
+  const auto* control = load<strata_gpu_sim_control_api>(kSimulated, STRATA_GPU_SIM_CONTROL);
+  EXPECT_EQ(control->hold(self_, &stream_, held.get()), STRATA_OK);
+  holder_ = std::thread([held, time] {
+    std::this_thread::sleep_for(time);
+    held->set(Ok());
+  });
+}
+
+void* Gpu::to_device(const std::vector<float>& values, const strata_stream* stream) {
+  const uint64_t bytes = values.size() * sizeof(float);
+  EXPECT_EQ(api_->alloc_pinned(self_, bytes, &pinned_.emplace_back()), STRATA_OK);
+  EXPECT_EQ(api_->alloc(self_, bytes, &device_.emplace_back()), STRATA_OK);
+  std::memcpy(pinned_.back(), values.data(), bytes);
+  EXPECT_EQ(api_->copy(self_, device_.back(), pinned_.back(), bytes, stream), STRATA_OK);
+  return device_.back();
+}
+
+strata_tensor Gpu::tensor(const std::vector<float>& values, const std::vector<int64_t>& shape,
+                          const strata_stream* stream) {
+  strata_tensor t;
+  STRATA_INIT(&t);
+  t.data = to_device(values, stream);
+  t.device_type = stream->domain;
+  t.device_id = stream->device_id;
   t.dtype = STRATA_F32;
+  t.ndim = static_cast<int32_t>(shape.size());
+  t.shape = shape.data();
+  return t;
+}
+
+strata_tensor Gpu::gradient(const strata_tensor& weight, const std::vector<float>& noise) {
+  strata_tensor t = weight;
+  t.dtype = STRATA_F32;
+  if (noise.empty()) return t;
+  t.data = to_device(noise, &stream_);
+  auto* sum = static_cast<float*>(t.data);
+  EXPECT_EQ(api_->accumulate(self_, sum, weight.data, weight.dtype, noise.size(), &stream_), STRATA_OK);
   return t;
 }
 
@@ -96,8 +126,13 @@ strata_tensor Gpu::zeros(const strata_tensor& weight, uint64_t elements) {
   return t;
 }
 
+void Gpu::sync() {
+  if (holder_.joinable()) holder_.join();
+  for (const strata_stream* stream : {&stream_, &other_}) EXPECT_EQ(api_->stream_wait_host(self_, stream), STRATA_OK);
+}
+
 void Gpu::wait() {
-  EXPECT_EQ(api_->stream_wait_host(self_, &stream_), STRATA_OK);
+  sync();
   for (void* p : device_) api_->free(self_, p);
   for (void* p : pinned_) api_->free_pinned(self_, p);
   device_.clear();

@@ -46,6 +46,14 @@ float gradient_noise(int step, int micro, int rank, size_t param, uint64_t i) {
   return static_cast<float>(0.02 * std::cos(phase));
 }
 
+std::array<strata_group_args, 2> step_settings(int step) {
+  constexpr uint32_t kSize = sizeof(strata_group_args);
+  const double none = std::nan("");
+  if (step == 1) return {{{kSize, 0, none, none, none, none, none}, {kSize, 0, none, none, none, none, none}}};
+  return {{{kSize, 0, none, 0.95 - 0.1 * (step % 3), 0.999, none, 0.1 * step},
+           {kSize, 0, 0.02 / step, none, 0.97, 1e-4, 0.05}}};
+}
+
 bool Result::operator==(const Result& o) const {
   auto same = [](const auto& a, const auto& b) {
     if (a.size() != b.size()) return false;
@@ -71,7 +79,8 @@ std::string manifest_of(const Trial& t) {
   if (t.gpu == "gpu_sim") {
     s << "[plugins]\npath = [\"" << STRATA_TEST_PLUGIN_DIR << "\"]\n"
       << "device = \"gpu_sim\"\ncollective = \"gpu_sim\"\n"
-      << (t.offload_optimizer == "none" ? "optimizer = \"gpu_sim\"\n" : "")  //
+      << (t.offload_optimizer == "none" ? "optimizer = \"gpu_sim\"\n" : "")
+      << (t.device_updates ? "device_optimizer = \"gpu_sim\"\n" : "")  //
       << "[plugin.gpu_sim]\ndelay_us = " << t.gpu_delay_us << "\n";
   } else if (t.gpu == "device_cuda") {
     s << "[plugins]\ndevice = \"device_cuda\"\n"
@@ -268,6 +277,8 @@ std::string train(const Trial& t, const Model& m, strata_engine* e, int rank, Gp
     strata_step_args args;
     STRATA_INIT(&args);
     args.lr = 0.01 / step;
+    const auto settings = step_settings(step);
+    if (t.change_settings) args.groups = settings.data(), args.group_count = settings.size();
     if (error.empty() && strata_step(e, &args) != STRATA_OK) error = failure("step");
     strata_step_info info;
     STRATA_INIT(&info);

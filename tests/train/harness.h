@@ -5,6 +5,7 @@
 // (reference.h). Its params are the odd cases: tied, frozen, empty, scalar, tiny, uneven, two groups, two dtypes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -43,11 +44,13 @@ struct Trial {
   std::vector<std::string> overrides = {};  // further manifest settings
   std::string manifest_extra = "";          // further manifest text ([plugin.x] sections)
   int steps = 4;
-  std::string gpu = "";  // "gpu_sim": simulated GPUs (tests/gpu_sim); "device_cuda": real ones
-  bool lend = false;     // the host lends the memory of gradients
-  int gpu_delay_us = 0;  // work of simulated ones is late by up to this
+  std::string gpu = "";         // "gpu_sim": simulated GPUs (tests/gpu_sim); "device_cuda": real ones
+  bool device_updates = false;  // the GPU has a part in the update of offloaded state
+  bool lend = false;            // the host lends the memory of gradients
+  int gpu_delay_us = 0;         // work of simulated ones is late by up to this
   Model model = odd_model();
   uint32_t skip_unit = UINT32_MAX;  // a unit that odd steps leave out: no fetch, no gradient
+  bool change_settings = false;     // steps give the groups settings of their own: step_settings
   // Called on each rank in place of the standard loop, when given.
   std::function<void(int rank, strata_engine*)> body = {};
 };
@@ -65,6 +68,9 @@ struct Result {
 float initial_value(size_t param, uint64_t i);
 // Added to the weight, it is the gradient.
 float gradient_noise(int step, int micro, int rank, size_t param, uint64_t i);
+
+// Of the two groups of odd_model, from step 2 on; NaN: what the group has.
+std::array<strata_group_args, 2> step_settings(int step);
 
 // The manifest a trial runs with.
 std::string manifest_of(const Trial& trial);

@@ -170,15 +170,7 @@ TEST(Life, ClosingInABackwardWaitsForTheFolds) {
     strata_engine* e = open_rank(t, job, 0, &error, lend ? gpu.lender() : nullptr);
     ASSERT_NE(e, nullptr) << error;
     ASSERT_EQ(build_model(e, t.model), "");
-    for (strata_unit u = 0; u < 4; ++u) {
-      ASSERT_EQ(strata_fetch(e, u, gpu.stream()), STRATA_OK) << last();
-      strata_tensor view;
-      STRATA_INIT(&view);
-      ASSERT_EQ(strata_param_view(e, u, &view), STRATA_OK) << last();
-      const strata_tensor gradient = gpu.gradient(view, std::vector<float>(4096, 1.0f));
-      ASSERT_EQ(strata_grad(e, u, &gradient, gpu.stream()), STRATA_OK) << last();
-      ASSERT_EQ(strata_release(e, u, gpu.stream()), STRATA_OK) << last();
-    }
+    for (size_t k = 0; k < 4; ++k) give_gradient_on(gpu, e, t.model, k);
     strata_close(e);
     gpu.wait();  // says so when work used memory that was gone
   }

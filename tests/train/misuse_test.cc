@@ -268,16 +268,10 @@ TEST(Ranks, DifferentLearningRatesAreRefusedOnAll) {
   Trial t;
   t.world = 2;
   run_body(t, [](int rank, strata_engine* e) {
-    const Model m = vectors({300});
-    ASSERT_EQ(build_model(e, m), "");
-    give_gradient(e, m, 0, 1.0f);
-    ASSERT_EQ(strata_end_backward(e), STRATA_OK);
     strata_step_args args;
     STRATA_INIT(&args);
     args.lr = 0.1 * (rank + 1);
-    ASSERT_EQ(strata_step(e, &args), STRATA_OK);
-    EXPECT_NE(strata_wait(e), STRATA_OK);
-    EXPECT_TRUE(says("learning")) << last();
+    expect_step_refused(e, args, "learning");
   });
 }
 

@@ -67,9 +67,21 @@ std::vector<float> reduced(const Trial& t, const Model& model, size_t owner, int
   return all;
 }
 
-void update(State& s, const std::vector<float>& g, const ModelParam& p, double scale, double base_lr) {
-  const double lr = p.group == 1 ? 0.005 : base_lr, decay = p.group == 1 ? 0.0 : 0.1;
-  const double b1 = 0.9, b2 = 0.99, eps = 1e-8;
+strata_group_args settings_of(const Trial& t, int step, int group) {
+  strata_group_args s = {sizeof(s), 0, group == 1 ? 0.005 : 0.01 / step, 0.9, 0.99, 1e-8, group == 1 ? 0.0 : 0.1};
+  if (!t.change_settings) return s;
+  const strata_group_args own = step_settings(step)[static_cast<size_t>(group)];
+  const auto either = [](double given, double otherwise) { return std::isnan(given) ? otherwise : given; };
+  s.lr = either(own.lr, s.lr);
+  s.beta1 = either(own.beta1, s.beta1);
+  s.beta2 = either(own.beta2, s.beta2);
+  s.eps = either(own.eps, s.eps);
+  s.weight_decay = either(own.weight_decay, s.weight_decay);
+  return s;
+}
+
+void update(State& s, const std::vector<float>& g, const ModelParam& p, double scale, const strata_group_args& with) {
+  const double lr = with.lr, decay = with.weight_decay, b1 = with.beta1, b2 = with.beta2, eps = with.eps;
   ++s.applied;
   for (size_t i = 0; i < g.size(); ++i) {
     const double x = g[i] * scale;
@@ -119,7 +131,7 @@ Result reference(const Trial& t) {
     for (size_t k = 0; k < states.size(); ++k) {
       const ModelParam& p = model.params[k];
       if (p.tied_to >= 0 || p.frozen || !used[static_cast<size_t>(p.unit)]) continue;
-      update(states[k], grads[k], p, clip / parts, 0.01 / step);
+      update(states[k], grads[k], p, clip / parts, settings_of(t, step, p.group));
     }
   }
   for (size_t k = 0; k < states.size(); ++k) {

@@ -1,11 +1,14 @@
 // The trace: what the file says of a run against the run's counters, its ranges, its limits, and that it is not there
 // when nobody asked. No test looks at how long anything took.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -172,10 +175,14 @@ TEST(Trace, DeviceStreamsHaveRowsOfTheirOwn) {
     EXPECT_EQ(file.dropped, 0u);
     expect_counted(file, r.counters, true);
     expect_nested(file);
-    EXPECT_EQ(file.rows(), (std::set<std::string>{"host", "collective", "update", "gathers", "reductions", "completing",
-                                                  "updates"}));
+    std::set<std::string> rows = {"host", "collective", "update", "gathers", "reductions", "completing"};
+    for (const char* row : {"streaming", "updates"}) {
+      if (offload == "none") rows.insert(row);
+    }
+    if (offload == "cpu") rows.insert("weights");
+    EXPECT_EQ(file.rows(), rows);
     EXPECT_EQ(file.named("updates", "update").empty(), offload == "cpu") << "where the update runs";
-    EXPECT_EQ(file.named("updates", "to tier").empty(), offload == "none") << "new weights go to the device";
+    EXPECT_EQ(file.named("weights", "to tier").empty(), offload == "none") << "new weights go to the device";
     // Work of the device is done no earlier than the thread enqueued it.
     const auto enqueued = file.named("collective", "gather"), done = file.named("gathers", "gather");
     ASSERT_EQ(enqueued.size(), done.size());
@@ -304,19 +311,129 @@ void steps(strata_engine* e, const Model& m, int count, strata_step_args* args =
 constexpr char kPlain[] =
     "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nthreads = 1\nsteps_per_print = 0\n";
 
-TEST(Trace, AFileThatCannotBeWrittenIsOneWarning) {
+std::string traced_to(const std::filesystem::path& path, const std::string& more = "") {
+  return std::string(kPlain) + "[trace]\npath = \"" + path.string() + "\"\n" + more;
+}
+
+void write_file(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
+
+TEST(Trace, APathThatCannotBeWrittenIsRefusedAtCommit) {
   const Folder folder;
-  const std::string nowhere = (folder.path / "missing" / "trace").string();
+  write_file(folder.path / "file", "");
+  std::filesystem::create_directories(folder.path / "taken" / "rank0.json");
+  const std::pair<std::string, std::string> cases[] = {
+      {"missing/trace", "cannot make the folder"}, {"file", "Not a directory"}, {"taken", "it is a folder"}};
+  for (const auto& [path, why] : cases) {
+    Log log;
+    const std::string whole = (folder.path / path).string();
+    strata_engine* e = open_logged(traced_to(whole), &log);
+    const std::string error = build_model(e, vectors({100}));
+    for (const std::string& part : {std::string("trace.path"), whole, why}) {
+      EXPECT_NE(error.find(part), std::string::npos) << error;
+    }
+    strata_close(e);
+    EXPECT_TRUE(log.with("trace", STRATA_LOG_WARN).empty()) << path;
+    EXPECT_FALSE(std::filesystem::exists(folder.path / path / "rank0.json.part"));
+  }
+}
+
+TEST(Trace, ARankWithoutAFileStopsAllAtCommit) {
+  const Folder folder;
+  std::filesystem::create_directories(folder.file(1));
+  run_body(traced(folder, 2, 2), [&](int rank, strata_engine* e) {
+    const std::string error = build_model(e, odd_model());
+    EXPECT_NE(error.find(rank == 1 ? folder.file(1) : "rank 1"), std::string::npos) << error;
+  });
+}
+
+// The limit on the size of files stands for a disk that is full.
+TEST(Trace, ADiskThatFillsUpIsOneWarningAndLeavesNothing) {
+  const Folder folder;
   Log log;
-  strata_engine* e = open_logged(std::string(kPlain) + "[trace]\npath = \"" + nowhere + "\"\nsteps = 1\n", &log);
+  strata_engine* e = open_logged(traced_to(folder.path / "trace", "steps = 1\n"), &log);
   const Model m = vectors({100, 200});
   ASSERT_EQ(build_model(e, m), "");
+  rlimit whole{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &whole), 0);
+  rlimit small = whole;
+  small.rlim_cur = 1000;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   steps(e, m, 3);
+  for (int i = 0; i < 5000 && log.with("trace", STRATA_LOG_WARN).empty(); ++i) usleep(1000);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path / "trace")) << "the disk is free again at once";
   strata_close(e);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &whole), 0);
+  std::signal(SIGXFSZ, handler);
   const auto warnings = log.with("trace", STRATA_LOG_WARN);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find(nowhere), std::string::npos) << warnings[0];
-  EXPECT_NE(warnings[0].find("No such file"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find(folder.file(0) + ".part: File too large"), std::string::npos) << warnings[0];
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path / "trace"));
+}
+
+// An engine whose unit has this name, trained for two steps.
+strata_engine* trained(const Folder& folder, const std::string& unit, Log* log, const std::string& more = "") {
+  strata_engine* e = open_logged(traced_to(folder.path / "trace", more), log);
+  Model m = vectors({100});
+  m.units[0] = unit;
+  EXPECT_EQ(build_model(e, m), "");
+  steps(e, m, 2);
+  return e;
+}
+
+std::string unit_in(const std::string& path) {
+  const auto fetches = read(path).named("host", "fetch");
+  return fetches.empty() ? "" : fetches[0].unit;
+}
+
+TEST(Trace, EnginesAtOneTimeHaveFilesOfTheirOwn) {
+  const Folder folder;
+  Log log;
+  strata_engine* first = trained(folder, "first", &log, "steps = 1\n");
+  for (int i = 0; i < 5000 && !std::filesystem::exists(folder.file(0)); ++i) usleep(1000);
+  // The first one's file is written, and stays its own; the second one's is not.
+  strata_engine* second = trained(folder, "second", &log);
+  EXPECT_EQ(log.with("this one's file is " + folder.file(0, ".2"), STRATA_LOG_INFO).size(), 1u);
+  strata_engine* third = trained(folder, "third", &log);
+  for (strata_engine* e : {second, first, third}) strata_close(e);
+  EXPECT_EQ(unit_in(folder.file(0)), "first");
+  EXPECT_EQ(unit_in(folder.file(0, ".2")), "second");
+  EXPECT_EQ(unit_in(folder.file(0, ".3")), "third");
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path / "trace")) {
+    EXPECT_EQ(entry.path().extension(), ".json") << entry.path();
+  }
+}
+
+TEST(Trace, OtherProcessesHaveFilesOfTheirOwn) {
+  const Folder folder;
+  Log log;
+  strata_engine* parent = trained(folder, "parent", &log);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    Log other;
+    strata_close(trained(folder, "child", &other));
+    _exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  strata_close(parent);
+  EXPECT_EQ(unit_in(folder.file(0)), "parent");
+  EXPECT_EQ(unit_in(folder.file(0, ".2")), "child");
+}
+
+TEST(Trace, FilesOfRunsThatAreOverAreReplaced) {
+  const Folder folder;
+  std::filesystem::create_directories(folder.path / "trace");
+  write_file(folder.file(0), "of a run before");
+  write_file(folder.file(0) + ".part", std::string(1 << 20, 'x'));  // of one that was killed
+  Log log;
+  strata_close(trained(folder, "now", &log));
+  EXPECT_EQ(unit_in(folder.file(0)), "now");
+  EXPECT_FALSE(std::filesystem::exists(folder.file(0) + ".part"));
+  EXPECT_FALSE(std::filesystem::exists(folder.file(0, ".2")));
 }
 
 TEST(Trace, ARangeThatNeverBeganIsSaid) {
@@ -329,7 +446,7 @@ TEST(Trace, ARangeThatNeverBeganIsSaid) {
   steps(e, m, 2);
   strata_close(e);
   EXPECT_EQ(log.with("step 100", STRATA_LOG_WARN).size(), 1u);
-  EXPECT_FALSE(std::filesystem::exists(folder.file(0)));
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path / "trace"));
 }
 
 TEST(Trace, NamesAreEscaped) {
@@ -394,6 +511,41 @@ TEST(Progress, WhatIsNotGivenIsLeftOut) {
   const auto lines = lines_of(1, 2, nullptr);
   ASSERT_EQ(lines.size(), 2u);
   for (const char* word : {"loss", "tokens/s", "FLOP"}) EXPECT_EQ(lines[0].find(word), std::string::npos) << lines[0];
+}
+
+// A note and numbers may be anything: the line stays one line that a terminal shows as it is.
+TEST(Progress, WhateverHostsGiveStaysOnePrintableLine) {
+  strata_step_args args;
+  STRATA_INIT(&args);
+  args.lr = 1e-3;
+  const std::pair<std::string, std::string> notes[] = {
+      {"two\nlines\r\t\x1b[31m %s %n {}", "; two\\nlines\\x0d\\x09\\x1b[31m %s %n {}"},
+      {"bad \xff\xc3( \xe2\x82", "; bad \\xff\\xc3( \\xe2\\x82"},
+      {"\u00e9\u2603 \u009b31m\u2028", "; \u00e9\u2603 \\xc2\\x9b31m\\xe2\\x80\\xa8"},
+      {std::string(100000, 'x'), "; " + std::string(1000, 'x') + "..."},
+      {"", ""}};
+  for (const auto& [note, shown] : notes) {
+    args.note = note.c_str();
+    const auto lines = lines_of(1, 1, &args);
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_TRUE(lines[0].ends_with(shown)) << lines[0].substr(lines[0].find("per step"));
+    EXPECT_LT(lines[0].size(), 1600u);
+  }
+  args.note = nullptr;
+  for (double loss : {std::nan(""), -1e308, 1e300, HUGE_VAL}) {
+    for (uint64_t tokens : {uint64_t{1}, UINT64_MAX}) {
+      args.loss = loss;
+      args.tokens = tokens;
+      const auto lines = lines_of(2, 2, &args);  // sums of tokens, too
+      ASSERT_EQ(lines.size(), 1u);
+      EXPECT_LT(lines[0].size(), 500u) << lines[0];
+      const double shown = number_after(lines[0], "loss ");
+      EXPECT_TRUE(std::isnan(loss) ? std::isnan(shown) : shown == loss) << lines[0];
+      if (tokens > 1) {
+        EXPECT_GT(number_after(lines[0], " ms, "), 1e19) << lines[0];
+      }
+    }
+  }
 }
 
 TEST(Progress, AShorterStructOfAnOlderHostWorks) {

@@ -79,6 +79,24 @@ class EqualsReference : public testing::TestWithParam<Shape> {};
 TEST_P(EqualsReference, AllArraysAndNorms) { expect_reference(trial_of(GetParam())); }
 INSTANTIATE_TEST_SUITE_P(Matrix, EqualsReference, testing::ValuesIn(all_shapes()), shape_name);
 
+// Betas, eps, decay and rates of the groups, other ones in every step.
+Trial with_changing_settings(const Shape& shape) {
+  Trial t = trial_of(shape);
+  t.change_settings = true;
+  t.steps = 6;
+  return t;
+}
+
+TEST(EqualsReference, WithOtherSettingsInEveryStep) {
+  for (const int stage : {0, 3}) {
+    for (const int world : {1, 2}) {
+      const Trial t = with_changing_settings({stage, world, 2, 0.05, "none"});
+      expect_reference(t);
+      EXPECT_FALSE(run(t) == run(trial_of({stage, world, 2, 0.05, "none"})));
+    }
+  }
+}
+
 // ---- placement never changes a bit -------------------------------------------------------------------------------
 
 // Everything contract 1 says may differ without changing numbers.
@@ -116,9 +134,7 @@ std::vector<Trial> placements(const Trial& base) {
   return trials;
 }
 
-class PlacementKeepsBits : public testing::TestWithParam<Shape> {};
-TEST_P(PlacementKeepsBits, AgainstThePlainRun) {
-  const Trial base = trial_of(GetParam());
+void expect_same_bits(const Trial& base) {
   const Result plain = run(base);
   ASSERT_EQ(plain.error, "");
   for (const Trial& t : placements(base)) {
@@ -126,6 +142,12 @@ TEST_P(PlacementKeepsBits, AgainstThePlainRun) {
     ASSERT_EQ(other.error, "") << t.name;
     EXPECT_TRUE(other == plain) << t.name << " changed the numbers";
   }
+}
+
+class PlacementKeepsBits : public testing::TestWithParam<Shape> {};
+TEST_P(PlacementKeepsBits, AgainstThePlainRun) { expect_same_bits(trial_of(GetParam())); }
+TEST(PlacementKeepsBits, WithOtherSettingsInEveryStep) {
+  expect_same_bits(with_changing_settings({3, 2, 1, 0.05, "none"}));
 }
 INSTANTIATE_TEST_SUITE_P(Matrix, PlacementKeepsBits,
                          testing::Values(Shape{0, 1, 1, 0.05, "none"}, Shape{0, 2, 3, 0.05, "none"},
@@ -147,6 +169,9 @@ class GpuKeepsBits : public testing::TestWithParam<Shape> {
                                                  {z + "contiguous_gradients=false"},
                                                  {z + "sub_group_size=2048"},
                                                  {"optimizer.params.state_layout=split"}};
+    if (shape.offload == "cpu") {
+      for (const auto& part : device_parts()) all.push_back(part);
+    }
     if (shape.stage < 3) return all;
     all.push_back({z + "max_live_parameters=20000"});
     all.push_back({z + "max_reuse_distance=0"});
@@ -154,7 +179,25 @@ class GpuKeepsBits : public testing::TestWithParam<Shape> {
     if (shape.offload != "cpu") return all;
     all.push_back({z + "offload_param.device=cpu"});
     all.push_back({z + "offload_param.device=cpu", "optimizer.params.state_layout=split"});
+    for (const size_t k : {0u, 2u, 4u}) {
+      all.push_back(device_parts()[k]);
+      all.back().push_back(z + "offload_param.device=cpu");
+    }
     return all;
+  }
+
+  // The device has a part in the update of offloaded state.
+  static std::vector<std::vector<std::string>> device_parts() {
+    const std::string z = "zero_optimization.", o = z + "offload_optimizer.", split = o + "split_update=true";
+    const std::string small = z + "sub_group_size=2048", low = "optimizer.params.state_layout=split";
+    return {{split, small},
+            {split, small, o + "split_share=0.3"},
+            {split, small, o + "split_share=0.6", low},
+            {split, o + "split_share=1"},
+            {split, o + "split_share=0.5", o + "device_state_budget=60000", small},
+            {o + "device_state_budget=60000"},
+            {o + "ratio=0.5", low},
+            {o + "ratio=0"}};
   }
 
   static void compare(const std::string& gpu, const std::vector<int>& delays) {
@@ -168,12 +211,14 @@ class GpuKeepsBits : public testing::TestWithParam<Shape> {
         t.gpu = gpu;
         t.gpu_delay_us = delay;
         t.offload_optimizer = GetParam().offload;
+        t.device_updates = !overrides.empty() && overrides[0].find("offload_optimizer.") != std::string::npos;
         t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
         for (const bool lend : {false, true}) {
           t.lend = lend;
           const Result other = run(t);
-          const std::string what = (overrides.empty() ? "" : overrides[0]) + ", late by " + std::to_string(delay) +
-                                   " us" + (lend ? ", memory lent by the host" : "");
+          std::string what;
+          for (const std::string& text : overrides) what += text + " ";
+          what += "late by " + std::to_string(delay) + " us" + std::string(lend ? ", memory lent by the host" : "");
           ASSERT_EQ(other.error, "") << what;
           EXPECT_TRUE(other == plain) << what << " changed the numbers";
           // At least two blocks each step: they went back in between.
@@ -236,15 +281,7 @@ double norm_of_first_micro_batch_alone(int stage, bool wait) {
   strata_engine* e = open_rank(t, job, 0, &error);
   EXPECT_EQ(error, "");
   EXPECT_EQ(build_model(e, t.model), "");
-  for (strata_unit u = 0; u < 2; ++u) {
-    strata_tensor view;
-    STRATA_INIT(&view);
-    EXPECT_EQ(strata_fetch(e, u, gpu.stream()), STRATA_OK) << last();
-    EXPECT_EQ(strata_param_view(e, u, &view), STRATA_OK) << last();
-    const strata_tensor gradient = gpu.gradient(view, std::vector<float>(4096, 1.0f));
-    EXPECT_EQ(strata_grad(e, u, &gradient, gpu.stream()), STRATA_OK) << last();
-    EXPECT_EQ(strata_release(e, u, gpu.stream()), STRATA_OK) << last();
-  }
+  for (size_t k = 0; k < 2; ++k) give_gradient_on(gpu, e, t.model, k);
   if (wait) gpu.wait();
   EXPECT_EQ(strata_end_backward(e), STRATA_OK) << last();
   EXPECT_EQ(strata_end_backward(e), STRATA_OK) << last();

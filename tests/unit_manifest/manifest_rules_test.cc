@@ -99,9 +99,25 @@ TEST(ManifestRules, TierKeysNeedTheirTier) {
             "m.toml:1:37: `zero_optimization.offload_optimizer.device` = \"nvme\" needs "
             "`zero_optimization.offload_optimizer.nvme_path`, a directory");
   accepted(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 5");
-  EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "ratio = 0.5"), HasSubstr("ratio`"));
   EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 3"),
               HasSubstr("must be 4 to 1024, got 3"));
+}
+
+TEST(ManifestRules, TheDevicesPartInAnOffloadedUpdate) {
+  const std::string o = "zero_optimization.offload_optimizer.", cpu = o + "device = \"cpu\"\n";
+  const std::string nvme = o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n";
+  for (const char* key : {"ratio = 0.5", "device_state_budget = 1000", "split_update = true", "split_share = 0.5"})
+    EXPECT_THAT(refusal(o + key), HasSubstr("has no effect")) << key;
+  for (const char* key : {"ratio = 0.5", "device_state_budget = 1000"}) {
+    accepted(cpu + o + key);
+    accepted(nvme + o + key);
+  }
+  accepted(cpu + o + "split_update = true\nplugins.device_optimizer = \"mine\"");
+  EXPECT_THAT(refusal(nvme + o + "split_update = true"), HasSubstr("is \"nvme\" (m.toml:1:"));
+  EXPECT_THAT(refusal(cpu + o + "split_share = 0.5"),
+              HasSubstr("`zero_optimization.offload_optimizer.split_update` is"));
+  EXPECT_THAT(refusal(cpu + o + "ratio = 0.5\n" + o + "device_state_budget = 1000"), HasSubstr("give one"));
+  EXPECT_THAT(refusal(cpu + "plugins.device_optimizer = \"mine\""), HasSubstr("has no part in the update"));
 }
 
 TEST(ManifestRules, PluginsOfATierNeedTheirTier) {

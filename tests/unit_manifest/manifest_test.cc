@@ -203,6 +203,14 @@ TEST(Manifest, UnknownKeysNameTheNearest) {
   EXPECT_THAT(refusal("[fp16]\nloss_scale_window = 1000"), HasSubstr("loss scaling, which is not there yet"));
 }
 
+TEST(Manifest, SectionsInPluginsSayWhereOptionsStand) {
+  const std::string hint = "; [plugins] chooses plugins, the options of one stand in [plugin.NAME]";
+  EXPECT_EQ(refusal("[plugins.options.offload_cpu]\nx = 1"), "m.toml:1:10: unknown section `plugins.options`" + hint);
+  EXPECT_EQ(refusal("[plugins.comm_local]\nx = 1"), "m.toml:1:10: unknown section `plugins.comm_local`" + hint);
+  EXPECT_EQ(refusal("[plugins.device]\nx = 1"),
+            "m.toml:1:10: `plugins.device` must be a value (text), got a table" + hint);
+}
+
 TEST(Manifest, MisplacedKeysNameTheirPlace) {
   EXPECT_EQ(refusal("[offload_optimizer]\ndevice = \"cpu\""),
             "m.toml:1:2: unknown section `offload_optimizer`; it belongs in [zero_optimization]: "

@@ -219,6 +219,24 @@ TEST_F(Plugins, NotFoundListsEveryPlaceAndWhy) {
                                "not searched, it is no absolute path");
 }
 
+TEST_F(Plugins, NotFoundSaysWhatMayBeMeant) {
+  dir.install("good");
+  dir.install("newer_minor");
+  EXPECT_TRUE(refusal_of("godo").ends_with("/godo.toml: no such file\ndid you mean good?")) << refusal_of("godo");
+  EXPECT_TRUE(refusal_of("elsewhere").ends_with("no such file\nthere are: good, newer_minor"));
+  EXPECT_TRUE(refusal_of("./godo").ends_with("/godo.toml: no such file")) << "a path is no name";
+}
+
+TEST_F(Plugins, APluginThatTheBuildLeftOutSaysWhy) {
+  dir.install("good");
+  dir.write("goods.absent", "there was no \x1b compiler\nand more");
+  EXPECT_TRUE(refusal_of("goodss").ends_with("did you mean goods?"));
+  EXPECT_TRUE(refusal_of("elsewhere").ends_with("there are: good"));
+  const std::string text = refusal_of("goods");
+  EXPECT_TRUE(text.ends_with("/goods.toml: no such file; the plugin was not built: there was no \\x1b compiler"))
+      << text;
+}
+
 TEST_F(Plugins, TheFirstHitWinsEvenWhenItIsBroken) {
   dir.install("good", "", "first");
   dir.install("good", "", "second");
@@ -333,6 +351,7 @@ TEST_F(Plugins, EverySectionIsCheckedAndMustBeUsed) {
   EXPECT_THAT(text, HasSubstr("m.toml:2:1: unknown key `plugin.good.budgt`; did you mean `plugin.good.budget`?"));
   EXPECT_THAT(text, HasSubstr("m.toml:4:1: `plugin.newer_minor.budget` must be a whole number, got true"));
   EXPECT_THAT(text, HasSubstr("m.toml:6:1: [plugin.goood]: plugin goood was not found"));
+  EXPECT_THAT(text, HasSubstr("did you mean good?"));
 
   options = {{"good", {{"budget", int64_t{1}, "m.toml:2:1"}}}, {"newer_minor", {{"budget", 1.0, "m.toml:4:1"}}}};
   PluginSet fine(here(), options);

@@ -74,7 +74,8 @@ class strata_param_args(Struct):
 
 class strata_step_args(Struct):
     _fields_ = HEAD + [("lr", c_double), ("group_lr", POINTER(c_double)), ("group_count", c_uint64),
-                       ("max_norm", c_double), ("loss", c_double), ("tokens", c_uint64), ("note", c_char_p)]
+                       ("max_norm", c_double), ("loss", c_double), ("tokens", c_uint64), ("note", c_char_p),
+                       ("groups", POINTER(strata_group_args))]
 
 
 class strata_step_info(Struct):
@@ -128,6 +129,7 @@ PROTOTYPES = {
     "strata_grads": (Status, [Engine, POINTER(Param), POINTER(strata_tensor), c_uint64, POINTER(strata_stream)]),
     "strata_grads_done": (Status, [Engine, Unit]),
     "strata_end_backward": (Status, [Engine]),
+    "strata_drop_gradients": (Status, [Engine]),
     "strata_step": (Status, [Engine, POINTER(strata_step_args)]),
     "strata_wait": (Status, [Engine]),
     "strata_get_step_info": (Status, [Engine, POINTER(strata_step_info)]),

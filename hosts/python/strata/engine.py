@@ -8,14 +8,13 @@ import collections
 import ctypes
 import functools
 import logging
-import math
 import os
 import weakref
 
 from . import _abi
 from ._library import library
 from .errors import FailedPrecondition, InvalidArgument, NotFound, error_of
-from .model import Group, Unit, c_text
+from .model import Group, Unit, c_text, given, group_args
 
 TIERS = ("device", "cpu", "nvme")
 DEVICE_TYPES = {_abi.CPU: "cpu", _abi.CUDA: "cuda"}
@@ -117,7 +116,7 @@ class Engine:
 
     def group(self, lr=None, betas=None, eps=None, weight_decay=None):
         """A param group; None takes the manifest's value. Before commit."""
-        group = Group(self, lr, betas, eps, weight_decay)
+        group = Group(self, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self._groups += 1
         return group
 
@@ -146,27 +145,44 @@ class Engine:
         self._call("strata_end_backward")
         self._gradients.clear()
 
-    def step(self, lr=None, group_lr=None, max_norm=None, *, loss=None, tokens=None, note=None):
+    def drop_gradients(self):
+        """Throws away every gradient given since the last step: the next one is of the first micro-batch again.
+
+        For a backward that ended in an error, on one rank or on all. Collective.
+        """
+        self._call("strata_drop_gradients")
+        self._gradients.clear()
+
+    def step(self, lr=None, group_lr=None, max_norm=None, *, groups=None, loss=None, tokens=None, note=None):
         """One optimizer step; returns while the update runs. Collective.
 
         lr is that of group 0 and of groups without one of their own, None the manifest's; group_lr is {Group: lr}.
+        groups, {Group: {"lr": ..., "betas": ..., "eps": ..., "weight_decay": ...}}, are settings of this step alone;
+        the key None is group 0, what is missing or None is the group's own, and an lr in it goes before group_lr.
         max_norm is what this step clips the norm to, the same on all ranks: None the manifest's gradient_clipping,
         math.inf no clipping. loss and tokens, of this rank in this step, and a note of the host's own are for the line
         that rank 0 logs every steps_per_print steps; tokens, which give speed, at every step.
         Needs gradient_accumulation_steps ended micro-batches, else FailedPrecondition.
         """
-        args = _abi.strata_step_args(lr=math.nan if lr is None else lr,
-                                     max_norm=math.nan if max_norm is None else max_norm, loss=loss or 0,
-                                     tokens=tokens or 0, note=None if note is None else c_text(note, "the note"))
+        args = _abi.strata_step_args(lr=given(lr, "step: lr"), max_norm=given(max_norm, "step: max_norm"),
+                                     loss=loss or 0, tokens=tokens or 0,
+                                     note=None if note is None else c_text(note, "the note"), group_count=self._groups)
         if group_lr:
-            rates = [math.nan] * self._groups
-            for group, rate in group_lr.items():
-                if group.engine is not self:
-                    raise InvalidArgument(f"group {group.number} of another engine")
-                rates[group.number] = rate
-            args.group_lr = (ctypes.c_double * len(rates))(*rates)
-            args.group_count = len(rates)
+            rates = self._by_group(group_lr, given, "the learning rate")
+            args.group_lr = (ctypes.c_double * self._groups)(*rates)
+        if groups:
+            settings = self._by_group(groups, lambda value, what: group_args(value or {}, what), "settings")
+            args.groups = (_abi.strata_group_args * self._groups)(*settings)
         self._call("strata_step", ctypes.byref(args))
+
+    def _by_group(self, values, read, what):
+        """[read(value, its name in messages)] of all groups, from {Group: value}; None is group 0, and a value."""
+        of = {}
+        for group, value in values.items():
+            if group is not None and group.engine is not self:
+                raise InvalidArgument(f"step: {what} of group {group.number} of another engine")
+            of[0 if group is None else group.number] = value
+        return [read(of.get(number), f"step: {what} of group {number}") for number in range(self._groups)]
 
     def wait(self):
         """Waits until no update is running; raises its error if it had one."""

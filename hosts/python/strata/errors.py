@@ -2,8 +2,10 @@
 
 The text says what was being done, to what, with which numbers, and which manifest key would change it. `code` is the
 status number of abi/strata/abi.h. After a failed background update the engine has FAILED: every later call but
-queries, load and close raises that first error again.
+queries, load and close raises that first error again. InvalidArgument is a ValueError as well.
 """
+import difflib
+
 from ._abi import STATUS
 
 
@@ -21,13 +23,20 @@ class LibraryNotFound(StrataError):
 
 def _subclass(status):
     name = "".join(word.capitalize() for word in status.split("_"))
-    return type(name, (StrataError,), {"code": STATUS[status], "__module__": __name__,
-                                       "__doc__": f"STRATA_{status} of abi/strata/abi.h."})
+    bases = (StrataError, ValueError) if status == "INVALID_ARGUMENT" else (StrataError,)
+    return type(name, bases, {"code": STATUS[status], "__module__": __name__,
+                              "__doc__": f"STRATA_{status} of abi/strata/abi.h."})
 
 
 _BY_CODE = {code: _subclass(status) for status, code in STATUS.items() if status != "OK"}
 globals().update({cls.__name__: cls for cls in _BY_CODE.values()})
 __all__ = ["StrataError", "LibraryNotFound"] + [cls.__name__ for cls in _BY_CODE.values()]
+
+
+def did_you_mean(word, known):
+    """The end of a message about a word that is not known."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def error_of(code, text):

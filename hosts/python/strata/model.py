@@ -8,7 +8,9 @@ import math
 import numpy as np
 
 from . import _abi, arrays
-from .errors import InvalidArgument
+from .errors import InvalidArgument, did_you_mean
+
+SETTINGS = ("lr", "betas", "eps", "weight_decay")  # of a param group
 
 
 def c_text(text, what):
@@ -20,12 +22,36 @@ def c_text(text, what):
     return text.encode()
 
 
+def given(value, what):
+    """A number for a field where NaN means "not given": None becomes that NaN, and a NaN of the caller's is refused."""
+    if value is None:
+        return math.nan
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{what} must be a number, not {value!r}")
+    if math.isnan(value):
+        raise InvalidArgument(f"{what} is NaN")
+    return float(value)
+
+
+def group_args(settings, what):
+    """strata_group_args of a dict of SETTINGS; what is None, or not there, is not given."""
+    for key in settings:
+        if key not in SETTINGS:
+            raise InvalidArgument(f"{what}: there is no setting {key!r}{did_you_mean(str(key), SETTINGS)} (settings of "
+                                  f"a group: {', '.join(SETTINGS)})")
+    betas = settings.get("betas")
+    betas = (None, None) if betas is None else tuple(betas)
+    if len(betas) != 2:
+        raise InvalidArgument(f"{what}: betas are two numbers, not {len(betas)}")
+    values = {name: settings.get(name) for name in SETTINGS if name != "betas"} | dict(zip(("beta1", "beta2"), betas))
+    return _abi.strata_group_args(**{name: given(value, f"{what}: {name}") for name, value in values.items()})
+
+
 class Group:
     """Params with their own optimizer settings. Group 0, the manifest's [optimizer.params], needs no object."""
 
-    def __init__(self, engine, lr, betas, eps, weight_decay):
-        values = [math.nan if v is None else v for v in (lr, *(betas or (None, None)), eps, weight_decay)]
-        args = _abi.strata_group_args(**dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay"), values)))
+    def __init__(self, engine, **settings):
+        args = group_args(settings, "a param group")
         number = _abi.Group()
         engine._call("strata_add_group", ctypes.byref(args), ctypes.byref(number))
         self.engine = engine

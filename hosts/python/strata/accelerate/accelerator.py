@@ -3,7 +3,6 @@
 What it inherits is what has nothing to do with weights: data loaders, gathering of results, printing, trackers,
 accumulation, random states. Everything else that accelerate's class can do is refused by name.
 """
-import itertools
 import json
 import logging
 import pathlib
@@ -16,11 +15,10 @@ from accelerate.utils import DynamoBackend, GradientAccumulationPlugin
 from ..deepspeed import config as deepspeed
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from ..torch import GradNorm, prepare
-from . import agreement
+from . import agreement, checkpoints
 from . import optimizer as optimizers
 
 _log = logging.getLogger(__name__)
-FOLDER = "strata"  # of a saved state, where the engine's checkpoint is
 _KEPT = frozenset("""
     accumulate autocast check_trigger clear device dispatch_batches distributed_type even_batches fp8_backend gather
     gather_for_metrics get_tracker gradient_accumulation_steps init_trackers is_composable_parallelism_enabled is_fsdp2
@@ -84,7 +82,6 @@ class Accelerator(accelerate.Accelerator):
         self._units, self._overrides = units, list(overrides or [])
         self._model = self._optimizer = None
         self._is_freed = False  # another model may take this one's place
-        self._backwards = 0     # since the last step
 
     # ---- preparing ----
 
@@ -133,10 +130,12 @@ class Accelerator(accelerate.Accelerator):
         groups = optimizers.groups(optimizer, model) if optimizer is not None else None
         manifest = agreement.manifest(self, self._config, self._auto, model, optimizer, loaders)
         self._report_on([*self._file_keys, *manifest.keys])
-        self.engine = prepare(model, text=manifest.text, overrides=self._device_overrides() + self._overrides,
-                              units=self._units, groups=groups)
+        with manifest.named():
+            self.engine = prepare(model, text=manifest.text, overrides=self._device_overrides() + self._overrides,
+                                  units=self._units, groups=groups)
         self._gradient_steps = int(self.engine.core.setting("gradient_accumulation_steps"))
-        self._model, self._is_freed, self._backwards = model, False, 0
+        self.engine.dropped_by = "accelerator.engine.zero_grad()"
+        self._model, self._is_freed = model, False
         self._check_ranks()
         _move_buffers(model, self.engine.device)
         if self.state.dynamo_plugin.backend != DynamoBackend.NO:
@@ -179,23 +178,26 @@ class Accelerator(accelerate.Accelerator):
         self._needs_engine("backward")
         factor = self._gradient_steps / self.gradient_accumulation_steps  # the engine divides by the first
         self.engine.backward(loss if factor == 1 else loss * factor)
-        self._backwards += 1
 
-    def _step(self, rates):
-        """One optimizer step. Micro-batches that an epoch's last step is short of count as zeros."""
-        if self._backwards == 0:
+    def _step(self, settings):
+        """One optimizer step, with each group's settings. Micro-batches that an epoch's last step is short of count as
+        zeros."""
+        self.engine.check_whole("optimizer.step")
+        if self.engine.backwards == 0:
             raise FailedPrecondition("optimizer.step: no accelerator.backward since the last step")
-        for _ in range(self._gradient_steps - self._backwards):
-            self.engine.core.end_backward()
-        self._backwards = 0
-        for group, rate in zip(self.engine.param_groups[1:], rates):
-            group["lr"] = float(rate)
+        own = self.engine.param_groups[1:]  # group 0, of params in no group, is empty
+        if len(settings) != len(own):
+            raise FailedPrecondition(f"optimizer.step: the optimizer has {len(settings)} param groups, it was prepared "
+                                     f"with {len(own)}")
+        for group, given in zip(own, settings):
+            group.update(given)
+        self.engine.skip_micro_batches()
         self.engine.step()
 
     def clip_grad_norm_(self, parameters, max_norm, norm_type=2):
-        """The norm of the step to come, a number after it: float(norm). The step itself clips to gradient_clipping.
+        """The norm of the step to come, a number after it: float(norm). That step clips to max_norm.
 
-        max_norm must be the configuration's; infinity asks for the norm only.
+        Infinity asks for the norm only: the step clips to gradient_clipping.
         """
         self._needs_engine("clip_grad_norm_")
         if norm_type != 2:
@@ -217,51 +219,90 @@ class Accelerator(accelerate.Accelerator):
         return self.engine.state_dict()
 
     def save_state(self, output_dir=None, safe_serialization=True, **options):
-        """accelerate's folder, with the engine's checkpoint in it. Collective. Returns its path."""
+        """A folder with the engine's checkpoint and what accelerate keeps. Collective. Returns its path.
+
+        What was there is kept until the new is whole, and goes then.
+        """
         if options:
             raise InvalidArgument(f"save_state({', '.join(options)}=...): there is nothing to choose")
         self._needs_engine("save_state")
-        folder = super().save_state(output_dir, safe_serialization)
-        self.save_engine(folder)
-        return folder
+        self.engine.check_whole("save_state")
+        naming = self.project_configuration
+        if naming.automatic_checkpoint_naming:
+            folder = checkpoints.next_folder(self.project_dir, self.save_iteration)
+        elif output_dir is not None:
+            folder = pathlib.Path(output_dir).expanduser()
+        else:
+            raise InvalidArgument("save_state: output_dir is missing, and automatic_checkpoint_naming is off")
+        name = checkpoints.new_name(folder, self.engine.core.info().steps)
+        self.wait_for_everyone()  # all have looked
+        try:
+            self._save_beside(folder / checkpoints.BESIDE / name, safe_serialization)
+            self.engine.core.meta[checkpoints.META] = name
+            self._save_engine(folder, name)
+        except BaseException:
+            if self.is_main_process:
+                is_new = naming.automatic_checkpoint_naming
+                shutil.rmtree(folder if is_new else folder / checkpoints.BESIDE / name, ignore_errors=True)
+            raise
+        naming.iteration += 1
+        if naming.automatic_checkpoint_naming and naming.total_limit is not None and self.is_main_process:
+            checkpoints.keep_newest(self.project_dir, naming.total_limit)
+        return str(folder)
+
+    def _save_beside(self, folder, safe_serialization):
+        """accelerate's save_state, into that folder."""
+        naming, error = self.project_configuration, None
+        automatic, iteration = naming.automatic_checkpoint_naming, naming.iteration
+        naming.automatic_checkpoint_naming = False
+        try:
+            super().save_state(str(folder), safe_serialization)
+        except Exception as e:
+            error = e
+        finally:
+            naming.automatic_checkpoint_naming, naming.iteration = automatic, iteration
+        checkpoints.of_all_ranks(error, "save_state")
 
     def load_state(self, input_dir=None, load_kwargs=None, **options):
         """What save_state saved, at any number of ranks and any stage. Collective."""
         if options:
             raise InvalidArgument(f"load_state({', '.join(options)}=...): there is nothing to choose")
         self._needs_engine("load_state")
-        hook = self.register_load_state_pre_hook(lambda models, folder: self.load_engine(folder))
-        try:
-            super().load_state(input_dir, load_kwargs)
-        finally:
-            hook.remove()
+        if input_dir is not None:
+            folder = pathlib.Path(input_dir).expanduser()
+        elif self.project_configuration.automatic_checkpoint_naming:
+            folder = checkpoints.newest_folder(self.project_dir)
+        else:
+            raise InvalidArgument("load_state: input_dir is missing, and automatic_checkpoint_naming is off")
+        if (folder / checkpoints.ENGINE).is_dir() and not (folder / checkpoints.BESIDE).is_dir():
+            raise checkpoints.missing(folder)
+        self.load_engine(folder)
+        super().load_state(str(checkpoints.beside(folder, self.engine)), load_kwargs)
 
     def save_engine(self, folder):
         """Weights and optimizer state into <folder>/strata; what was there goes once the new is whole. Collective."""
         self._needs_engine("save_engine")
-        root = pathlib.Path(folder) / FOLDER
-        known = {path.name for path in root.iterdir()} if root.is_dir() else set()
-        steps = self.engine.core.info().steps
-        tags = itertools.chain([f"step{steps}"], (f"step{steps}-{number}" for number in itertools.count(2)))
-        tag = next(tag for tag in tags if tag not in known)
+        folder = pathlib.Path(folder)
+        name = checkpoints.new_name(folder, self.engine.core.info().steps)
         self.wait_for_everyone()  # all have looked
+        self._save_engine(folder, name)
+
+    def _save_engine(self, folder, name):
         if self.is_main_process:
-            root.mkdir(parents=True, exist_ok=True)
+            (folder / checkpoints.ENGINE).mkdir(parents=True, exist_ok=True)
         self.wait_for_everyone()
-        self.engine.save(root, tag)
+        self.engine.save(folder / checkpoints.ENGINE, name)
         if self.is_main_process:
-            for path in root.iterdir():
-                if path.is_dir() and path.name != tag:
-                    shutil.rmtree(path)
+            checkpoints.keep_only(folder, name)
         self.wait_for_everyone()
 
     def load_engine(self, folder):
         """What save_engine saved. Collective."""
         self._needs_engine("load_engine")
-        root = pathlib.Path(folder) / FOLDER
+        root = pathlib.Path(folder) / checkpoints.ENGINE
         if not root.is_dir():
-            raise NotFound(f"{folder} has no folder {FOLDER}: it is no checkpoint of Strata's, only its weights can be "
-                           f"loaded, with from_pretrained before prepare")
+            raise NotFound(f"{folder} has no folder {root.name}: it is no checkpoint of Strata's, only its weights can "
+                           f"be loaded, with from_pretrained before prepare")
         self.engine.load(root)
 
     def free_memory(self, *objects):

@@ -8,6 +8,10 @@ from . import config as files
 from . import optimizer as optimizers
 
 
+_DEFAULTS = {  # accelerate's own, where nothing says otherwise
+    "gradient_clipping": 1.0, "zero_optimization.stage3_gather_16bit_weights_on_model_save": False}
+
+
 def refuse_foreign_launch():
     """accelerate's own launcher puts its DeepSpeed settings into the environment, for DeepSpeed to read."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
@@ -49,7 +53,14 @@ def manifest(accelerator, config, auto, model, optimizer, loaders):
     """The deepspeed.Manifest of a configuration for a loop; optimizer may be None. `auto` wins over what is found."""
     config, found = deepspeed.fill(config, _arguments(accelerator, config, optimizer, loaders))
     idle = {} if optimizer is not None else _untrained(accelerator)
-    return deepspeed.read(config, {"gradient_clipping": 1.0, **idle, **found, **auto}, deepspeed.hidden_size(model))
+    return deepspeed.read(config, {**_DEFAULTS, **idle, **found, **auto}, deepspeed.hidden_size(model), _advice)
+
+
+def _advice(path):
+    """What to do about an "auto" that nothing here knows."""
+    if path in ("train_micro_batch_size_per_gpu", "train_batch_size"):
+        return "prepare the data loader in the same call as the model, or write it in the configuration"
+    return "write it in the configuration"
 
 
 def _arguments(accelerator, config, optimizer, loaders):

@@ -4,7 +4,6 @@ Every key has one of the answers of strata.deepspeed: honoured, mapped, without 
 once. A key that is not known is refused with the nearest that is.
 """
 import collections
-import difflib
 import os
 import pathlib
 
@@ -12,6 +11,7 @@ import yaml  # of PyPI, as transformers and accelerate bring it
 
 from ..deepspeed import config as deepspeed
 from ..deepspeed.config import HONOURED, MAPPED, NO_EFFECT, Key, Refused
+from ..errors import did_you_mean
 
 ENVIRONMENT = "STRATA_ACCELERATE_CONFIG"  # the launcher's word to the program: the path of the file
 
@@ -111,8 +111,7 @@ def _key(name, value):
         return Key(name, value, HONOURED, "")
     if name != short and (short in _DEEPSPEED or short == "deepspeed_config_file"):
         return Key(name, value, MAPPED, _DEEPSPEED.get(short, "the configuration itself"))
-    near = difflib.get_close_matches(name, _KNOWN, 1)
-    return Key(name, value, None, "no known key" + (f", did you mean {near[0]}?" if near else ""))
+    return Key(name, value, None, "no known key" + did_you_mean(name, _KNOWN))
 
 
 def _from_block(block, names):

@@ -9,9 +9,12 @@
 
 config.py reads the configuration and says for every key what becomes of it; engine.report has the lines.
 """
+import json
+
 import torch
 
-from ..errors import InvalidArgument
+from ..errors import FailedPrecondition, InvalidArgument
+from ..model import SETTINGS
 from ..torch import prepare
 from .config import Refused, hidden_size, read
 
@@ -39,7 +42,8 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
         raise InvalidArgument("initialize needs config, or args.deepspeed_config")
     manifest = read(config, auto, hidden_size(model))
     groups = _groups(model_parameters)
-    inner = prepare(model, text=manifest.text, groups=groups, **prepare_options)
+    with manifest.named():
+        inner = prepare(model, text=manifest.text, groups=groups, **prepare_options)
     facade = Optimizer(inner)
     scheduler = lr_scheduler(facade) if callable(lr_scheduler) else lr_scheduler
     return DeepSpeedEngine(inner, facade, scheduler, manifest), facade, None, scheduler
@@ -48,21 +52,22 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
 def _groups(model_parameters):
     given = list(model_parameters or [])
     if given and isinstance(given[0], dict):
-        keys = ("params", "lr", "betas", "eps", "weight_decay")
-        return [{key: group[key] for key in keys if key in group} for group in given]
+        return [{key: group[key] for key in ("params", *SETTINGS) if key in group} for group in given]
     return None  # all params have the configuration's settings; frozen ones are known by requires_grad
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What learning-rate schedulers hold: param_groups whose "lr" the next step takes. The update is the engine's."""
+    """What schedulers hold: param_groups whose settings the next step takes. The update is the engine's."""
 
     def __init__(self, engine):
-        default = float(engine.core.setting("optimizer.params.lr"))
+        text = {name: engine.core.setting("optimizer.params." + name) for name in SETTINGS}
+        default = {name: json.loads(f"[{value}]") for name, value in text.items()}
+        default = {name: value if name == "betas" else value[0] for name, value in default.items()}
         self._engine = engine
         # torch wants a tensor in every group; the model's own params have no gradients it could see.
         super().__init__([{"params": [torch.zeros(1, requires_grad=True)],
-                           "lr": default if group["lr"] is None else group["lr"]} for group in engine.param_groups],
-                         {"lr": default})
+                           **{name: value for name, value in group.items() if value is not None}}
+                          for group in engine.param_groups], default)
 
     def step(self, closure=None):
         """Does nothing: DeepSpeed programs call engine.step()."""
@@ -70,9 +75,16 @@ class Optimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none=True):
         """Does nothing: gradients are taken and dropped as they come."""
 
-    def set_rates(self):
+    def add_param_group(self, param_group):
+        if len(self.param_groups) == len(self._engine.param_groups):
+            raise FailedPrecondition("optimizer.add_param_group: the engine has the params it was prepared with; give "
+                                     "all groups to initialize as model_parameters")
+        super().add_param_group(param_group)
+
+    def give_settings(self):
+        """To the engine, for its next step."""
         for group, own in zip(self._engine.param_groups, self.param_groups):
-            group["lr"] = own["lr"]
+            group.update({name: own[name] for name in SETTINGS})
 
 
 class DeepSpeedEngine(torch.nn.Module):
@@ -81,6 +93,7 @@ class DeepSpeedEngine(torch.nn.Module):
     def __init__(self, inner, optimizer, scheduler, manifest):
         super().__init__()
         self.module = inner.model
+        inner.dropped_by = "engine.drop_gradients()"
         self.__dict__.update(strata=inner, optimizer=optimizer, lr_scheduler=scheduler, report=manifest.report())
         self.global_steps, self.micro_steps = 0, 0
         self.global_rank, self.world_size = inner.rank, inner.world
@@ -96,9 +109,10 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def step(self):
         """Steps at the boundary: after gradient_accumulation_steps backwards; does nothing before."""
+        self.strata.check_whole("engine.step")
         if not self.is_gradient_accumulation_boundary():
             return
-        self.optimizer.set_rates()
+        self.optimizer.give_settings()
         self.strata.step()
         self.optimizer.step()  # counted by schedulers
         self.global_steps += 1
@@ -130,7 +144,14 @@ class DeepSpeedEngine(torch.nn.Module):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def zero_grad(self, set_to_none=True):
-        """Does nothing."""
+        """drop_gradients after a backward that raised; else does nothing, as gradients are taken as they come."""
+        if self.strata.is_broken:
+            self.drop_gradients()
+
+    def drop_gradients(self):
+        """The gradients since the last step go; its next micro-batch is the first. Collective."""
+        self.strata.zero_grad()
+        self.micro_steps -= self.micro_steps % self.gradient_accumulation_steps()
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None):
         """Collective. client_state: texts by name, which travel with the checkpoint."""

@@ -5,37 +5,65 @@
     without effect  accepted; `note` says why nothing changes
     refused         Refused is raised, with every such key and its reason: nothing is dropped behind the user's back
 
-Keys are named by their path in the JSON file. "auto" takes the value that `auto` has for the path, what Hugging Face
-derives from the model's hidden size, or is refused. fill() is for programs whose own arguments say the same things.
+Errors name the file, and keys by their path in it. "auto" takes the value that `auto` has for the path, what Hugging
+Face derives from the model's hidden size, or is refused. fill() is for programs whose own arguments say the same.
 """
 import collections
+import contextlib
 import copy
-import difflib
 import json
 import os
 import pathlib
+import re
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, did_you_mean
 
 Key = collections.namedtuple("Key", "path value status note")
 HONOURED, MAPPED, NO_EFFECT = "honoured", "mapped", "without effect"
 
 
 class Refused(InvalidArgument):
-    """Keys of a DeepSpeed configuration that cannot be had here; `keys` are those, with reasons as notes."""
+    """Keys of a configuration (`of`) that cannot be had here; `keys` are those, with reasons as notes."""
 
-    def __init__(self, keys, of="DeepSpeed configuration"):
-        self.keys = keys
-        super().__init__(f"{of}: " + "; ".join(f"{key.path} = {json.dumps(key.value)}: {key.note}" for key in keys))
+    def __init__(self, keys, of):
+        self.keys, self.of = keys, of
+        by_reason = {}
+        for key in keys:
+            by_reason.setdefault(key.note, []).append(f"{key.path} = {json.dumps(key.value)}")
+        super().__init__(f"{of}: " + "; ".join(f"{', '.join(paths)}: {note}" for note, paths in by_reason.items()))
+
+
+class Configuration(dict):
+    """A configuration that knows which file it is from."""
+
+    path = None
+
+
+def name_of(config):
+    path = getattr(config, "path", None)
+    return "DeepSpeed configuration" + (f" {path}" if path else "")
 
 
 class Manifest:
     """`text` of the manifest, and `keys`: a Key for every key of the configuration."""
 
-    def __init__(self, values, keys):
+    def __init__(self, values, keys, paths, of):
         self.keys = keys
-        self._values = values
-        self.text = "".join(f"{path} = {_toml(value)}\n" for path, value in sorted(values.items()))
+        self._values, self._of = values, of
+        self._lines = [(key, paths.get(key, key)) for key in sorted(values)]  # with the configuration's path
+        self.text = "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(values.items()))
+
+    @contextlib.contextmanager
+    def named(self):
+        """What the engine says of a line of `text` names the configuration and its key."""
+        def name(at):
+            key, path = self._lines[int(at[1]) - 1]
+            return f"{self._of}: `{path}`" + ("" if at[2] == f"`{key}`" else f": {at[2]}")
+
+        try:
+            yield
+        except InvalidArgument as error:
+            raise InvalidArgument(re.sub(r"manifest text:(\d+):\d+: (\S+)", name, str(error))) from error
 
     def get(self, path, default=None):
         return self._values.get(path, default)
@@ -80,6 +108,8 @@ def off(what):
 
 
 _ZERO = "zero_optimization."
+_NO_FP16 = ("training in fp16 with loss scaling is not there: set fp16.enabled to false and bf16.enabled to true (with "
+            "a Trainer, both to \"auto\", and pass bf16=True)")
 _RULES = {
     "train_batch_size": same, "train_micro_batch_size_per_gpu": same, "gradient_accumulation_steps": same,
     "steps_per_print": same, "gradient_clipping": same, "wall_clock_breakdown": same, "communication_data_type": same,
@@ -87,7 +117,7 @@ _RULES = {
     "bf16.check_grad_overflow": only(True, "gradients are always checked", "gradients are always checked"),
     "bf16.immediate_grad_update": idle("gradients are folded as they come"),
     "bfloat16.enabled": to("bf16.enabled", "an alias of bf16.enabled"),
-    "fp16.enabled": only(False, "off", "training in fp16 with loss scaling is not there; use bf16.enabled"),
+    "fp16.enabled": only(False, "off", _NO_FP16),
     "prescale_gradients": only(False, "off", "sums are divided once, in the update"),
     "gradient_predivide_factor": only(1.0, "1", "sums are divided once, in the update"),
     "optimizer.type": lambda value: same(value) if value in ("AdamW", "Adam") else refused(
@@ -115,7 +145,6 @@ _RULES = {
                                     lambda value: "cpu" if value else "none"),
     _ZERO + "stage3_gather_fp16_weights_on_model_save": to(_ZERO + "gather_16bit_weights_on_model_save",
                                                            "its older name"),
-    _ZERO + "offload_optimizer.ratio": only(1.0, "all of it", "a part of the optimizer on the device is not there yet"),
     _ZERO + "offload_optimizer.pipeline_read": idle("reads, updates and writes always overlap"),
     _ZERO + "offload_optimizer.pipeline_write": idle("reads, updates and writes always overlap"),
     _ZERO + "offload_optimizer.cpuadam_cores_perc": idle("the manifest's `threads` says how many"),
@@ -137,7 +166,8 @@ for _name in ("allgather_partitions", "allgather_bucket_size", "use_multi_rank_b
     _RULES[_ZERO + _name] = idle("there is nothing to choose here")
 for _name in ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"):
     _RULES[_ZERO + _name] = off("quantized communication")
-for _part, _names in (("offload_optimizer", ("device", "pin_memory", "nvme_path", "buffer_count", "fast_init")),
+for _part, _names in (("offload_optimizer", ("device", "pin_memory", "ratio", "nvme_path", "buffer_count",
+                                             "fast_init")),
                       ("offload_param", ("device", "pin_memory", "nvme_path", "buffer_count", "buffer_size",
                                          "max_in_cpu"))):
     for _name in _names:
@@ -160,18 +190,60 @@ _BY_HIDDEN_SIZE = {"reduce_bucket_size": lambda n: n * n, "stage3_prefetch_bucke
                    "stage3_param_persistence_threshold": lambda n: 10 * n}
 
 
+_ARE_BLOCKS = {path.rpartition(".")[0] for path in _RULES if "." in path} | set(_BLOCKS)
+
+
 def load(config):
     """The configuration as a dict: a dict itself, or the path of a JSON file."""
     if isinstance(config, (str, os.PathLike)):
-        return json.loads(pathlib.Path(config).read_text(), object_pairs_hook=_no_duplicates)
+        return loads(pathlib.Path(config).read_text(), config)
+    _check_blocks(config, "", name_of(config))
     return config
+
+
+def loads(text, path=None):
+    """The same of a text; `path` is where it is from."""
+    found = Configuration()
+    found.path = path and str(path)
+    try:
+        content = json.loads(text, object_pairs_hook=_Pairs)
+    except json.JSONDecodeError as error:
+        at = f"{path}:" if path else "line "
+        at += f"{error.lineno}:{error.colno}"
+        raise InvalidArgument(f"DeepSpeed configuration {at}: no JSON: {error.msg}") from None
+    _check_blocks(content, "", name_of(found))
+    found.update(content)
+    return found
+
+
+class _Pairs(dict):
+    """An object of a JSON text, with the names that it has twice."""
+
+    def __init__(self, pairs):
+        super().__init__(pairs)
+        counts = collections.Counter(name for name, _ in pairs)
+        self.twice = [name for name, count in counts.items() if count > 1]
+
+
+def _check_blocks(block, path, of):
+    """What the rules take for granted."""
+    if not isinstance(block, dict):
+        raise InvalidArgument(f"{of}: {path or 'all of it'} = {json.dumps(block)}: an object of settings, "
+                              f'{{"name": value, ...}}, is needed here')
+    twice = [path + "." * bool(path) + name for name in getattr(block, "twice", ())]
+    if twice:
+        raise InvalidArgument(f"{of}: {', '.join(twice)} is there twice")
+    for name, value in block.items():
+        inner = path + "." * bool(path) + name
+        if isinstance(value, dict) or inner in _ARE_BLOCKS:
+            _check_blocks(value, inner, of)
 
 
 def fill(config, arguments, optional=()):
     """(config, auto) for read: what a program's own arguments {path: (value, name)} say beside the configuration.
 
     A path that is "auto" or missing takes the argument; those in `optional` are not added. Another value is Refused:
-    one of the two would have to be ignored.
+    one of the two would have to be ignored. So is, with it, what read() would refuse.
     """
     config, wrong, auto = copy.deepcopy(load(config)), [], {}
     for path, (value, name) in arguments.items():
@@ -183,11 +255,23 @@ def fill(config, arguments, optional=()):
         if given is None and path not in optional:
             block[last] = "auto"
         elif given not in (None, "auto") and given != value:
-            wrong.append(Key(path, given, None, f'{name} is {json.dumps(value)}; "auto" takes it from there'))
+            why = f'{name} is {json.dumps(value)}; "auto" takes it from there'
+            wrong.append(Key(path, given, None, _NO_FP16 if path == "fp16.enabled" and given is True else why))
         auto[path] = value
     if wrong:
-        raise Refused(wrong)
+        known = {key.path for key in wrong}
+        raise Refused(wrong + [key for key in _never(config) if key.path not in known], name_of(config))
     return config, auto
+
+
+def _never(config):
+    """Keys that read() refuses, whatever "auto" stands for."""
+    for path, value in _leaves(config, ""):
+        if value == "auto" and not path.startswith(_REFUSED_BLOCKS):
+            continue
+        status, _, _, why = _rule(path)(value)
+        if status is None:
+            yield Key(path, value, None, why)
 
 
 def hidden_size(model):
@@ -200,13 +284,17 @@ def hidden_size(model):
     return None
 
 
-def read(config, auto=None, hidden_size=None):
-    """A Manifest of a DeepSpeed configuration: a dict, or the path of a JSON file. Refused names what cannot be."""
-    values, keys, wrong = {"no_effect_keys": "warn"}, [], []
-    for path, value in _leaves(load(config), ""):
+def read(config, auto=None, hidden_size=None, advice=lambda path: "write it, or pass auto={path: value}"):
+    """A Manifest of a DeepSpeed configuration: a dict, or the path of a JSON file. Refused names what cannot be.
+
+    advice(path) ends the message about an "auto" that nobody knows.
+    """
+    config = load(config)
+    values, keys, wrong, paths = {"no_effect_keys": "warn"}, [], [], {}
+    for path, value in _leaves(config, ""):
         note = ""
         if value == "auto" and not path.startswith(_REFUSED_BLOCKS):
-            resolved, note = _resolve(path, auto or {}, hidden_size)
+            resolved, note = _resolve(path, auto or {}, hidden_size, advice)
             if resolved is None:
                 wrong.append(Key(path, value, None, note))
                 continue
@@ -223,15 +311,16 @@ def read(config, auto=None, hidden_size=None):
             why = f"contradicts another key for {key}, which is {json.dumps(values[key])}"
             wrong.append(Key(path, value, None, why))
         values[key] = setting
+        paths[key] = path
     if wrong:
-        raise Refused(wrong)
+        raise Refused(wrong, name_of(config))
     if "gradient_clipping" not in values:
         values["gradient_clipping"] = 1.0
         keys.append(Key("gradient_clipping", 1.0, HONOURED, "DeepSpeed's default"))
     for key in keys_without_effect(values):
         keys = [old._replace(status=NO_EFFECT, note=key.note) if old.path.replace("stage3_", "") == key.path else old
                 for old in keys]
-    return Manifest(values, keys)
+    return Manifest(values, keys, paths, name_of(config))
 
 
 def keys_without_effect(values):
@@ -241,19 +330,15 @@ def keys_without_effect(values):
         for name in ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init"):
             if f"{_ZERO}{part}.{name}" in values and device != "nvme":
                 yield Key(f"{_ZERO}{part}.{name}", None, NO_EFFECT, f"device is {device}")
-    if values.get(_ZERO + "stage", 0) < 3:
+    ratio = _ZERO + "offload_optimizer.ratio"
+    if ratio in values and values.get(_ZERO + "offload_optimizer.device", "none") == "none":
+        yield Key(ratio, None, NO_EFFECT, "device is none")
+    stage = values.get(_ZERO + "stage", 0)
+    if isinstance(stage, int) and stage < 3:
         for name in ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
                      "max_reuse_distance"):
             if _ZERO + name in values:
                 yield Key(_ZERO + name, None, NO_EFFECT, "only at stage 3")
-
-
-def _no_duplicates(pairs):
-    counts = collections.Counter(key for key, _ in pairs)
-    twice = [key for key, count in counts.items() if count > 1]
-    if twice:
-        raise InvalidArgument(f"DeepSpeed configuration: {', '.join(twice)} is there twice")
-    return dict(pairs)
 
 
 def _leaves(config, prefix):
@@ -270,18 +355,19 @@ def _rule(path):
     for block, rule in _BLOCKS.items():
         if path.startswith(block + "."):
             return rule
-    near = difflib.get_close_matches(path, _RULES, 1)
-    return refused("no known key" + (f", did you mean {near[0]}?" if near else ""))
+    return refused("no known key" + did_you_mean(path, _RULES))
 
 
-def _resolve(path, auto, hidden_size):
+def _resolve(path, auto, hidden_size, advice):
     """(value, note) of an "auto"; (None, reason) when nobody knows."""
     if path in auto:
         return auto[path], "auto, as given"
     name = path.removeprefix(_ZERO)
     if name in _BY_HIDDEN_SIZE and hidden_size:
         return _BY_HIDDEN_SIZE[name](hidden_size), f"auto, from the model's hidden size {hidden_size}"
-    return None, '"auto" has no value here: a Trainer or a data loader knows it, or pass auto={path: value}'
+    if name in _BY_HIDDEN_SIZE:
+        return None, f'"auto" has no value here: the model has no config.hidden_size to take it from; {advice(path)}'
+    return None, f'"auto" has no value here: {advice(path)}'
 
 
 def _toml(value):

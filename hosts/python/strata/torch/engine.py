@@ -16,12 +16,19 @@ from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import memory, state
 from .compiled import outside_graphs
 from .gradients import Gradients
+from .groups import of_a_step
 from .passes import Passes
 from .weights import Weights
 
 
 class Engine:
-    """Made by prepare(). `core` is the strata.Engine below: counters(), info(), plan(), setting(), meta, wait()."""
+    """Made by prepare(). `core` is the strata.Engine below: counters(), info(), plan(), setting(), meta, wait().
+
+    `param_groups` are what the steps to come take: lr, betas, eps and weight_decay of group 0, of the params in no
+    group, and of those that prepare was given. `backwards` counts the micro-batches since the last step.
+    """
+
+    dropped_by = "engine.zero_grad()"  # what messages call it
 
     def __init__(self, model, core, units, entries, groups, device):
         self.model, self.core = model, core
@@ -32,6 +39,9 @@ class Engine:
         self._passes = Passes(model, self._weights)
         self._gradients = Gradients(core, self._weights, self._passes)
         self._max_norm = None  # of the next step
+        self.backwards = 0
+        self._has_begun = False  # a backward, since the last step
+        self._broken = None      # the error that the last backward ended in, with gradients given
         self._micro_batches = int(core.setting("gradient_accumulation_steps"))
         self._prints = int(core.setting("steps_per_print")) if self.rank == 0 else 0
         self._steps_before, self._loss = 0, None  # steps of the run that was loaded; sum over micro-batches
@@ -58,11 +68,28 @@ class Engine:
         """loss.backward(), and the end of one micro-batch. Collective.
 
         `loss` is the mean over this rank's micro-batch: the engine divides by ranks and micro-batches. After
-        gradient_accumulation_steps of them, step().
+        gradient_accumulation_steps of them, step(). After a backward that raised, zero_grad().
         """
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             raise InvalidArgument("engine.backward needs a loss with a gradient: a tensor the model computed, not "
                                   "under torch.no_grad")
+        self._passes.refuse_inside("engine.backward")
+        self.check_whole("engine.backward")
+        if self.backwards == self._micro_batches:
+            raise FailedPrecondition(f"engine.backward: the {self._micro_batches} micro-batches "
+                                     f"(gradient_accumulation_steps) of this step are in: call engine.step()")
+        self._has_begun = True
+        try:
+            self._run_backward(loss, retain_graph)
+        except BaseException as error:  # an interrupt, too
+            if self._gradients.were_taken:
+                self._broken = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            raise
+        self.backwards += 1
+        if self._prints:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
+    def _run_backward(self, loss, retain_graph):
         with self._passes.backward(retain_graph):
             hook = self._gradients.begin(loss)
             try:
@@ -71,37 +98,67 @@ class Engine:
                 hook.remove()
         self._gradients.end()
         self.core.end_backward()
-        if self._prints:
-            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+
+    def skip_micro_batches(self):
+        """Ends those that the step is short of without gradients: they count as zeros. Collective."""
+        self.check_whole("engine.skip_micro_batches")
+        while self.backwards < self._micro_batches:
+            self.core.end_backward()
+            self.backwards += 1
+        self._has_begun = True
+
+    @property
+    def is_broken(self):
+        """Whether the last backward raised with a part of its gradients given: zero_grad() goes on from there."""
+        return self._broken is not None
+
+    def check_whole(self, what):
+        """Refuses `what` while the gradients of a backward that raised are a part of what a step would take."""
+        if self._broken:
+            on = "" if self.world == 1 else f" on all {self.world} ranks"
+            raise FailedPrecondition(
+                f"{what}: a backward raised ({self._broken}) and a part of its gradients is with the engine: call "
+                f"{self.dropped_by}{on}, which drops the gradients since the last step, and begin the step anew")
 
     @outside_graphs
     def step(self, lr=None, tokens=None):
         """One optimizer step; returns while the update runs. Collective.
 
-        The learning rates are those of param_groups; `lr`, if given, is that of group 0 and of groups without one.
+        The settings are those of param_groups; `lr`, if given, is that of group 0 and of groups without one.
         tokens, of this rank in this step and given at every step, lets the line that rank 0 logs every steps_per_print
         steps tell speed; the loss in it is rank 0's, read from the device for that line only.
         """
+        self.check_whole("engine.step")
         self._weights.check_given_back("engine.step")
-        default, *others = self.param_groups
-        rates = {group["group"]: group["lr"] for group in others if group["lr"] is not None}
-        max_norm, self._max_norm = self._max_norm, None
-        self.core.step(default["lr"] if lr is None else lr, rates, max_norm, tokens=tokens, **self._line())
+        self.core.step(self.param_groups[0]["lr"] if lr is None else lr, max_norm=self._max_norm,
+                       groups=of_a_step(self.param_groups), tokens=tokens, **self._line())
+        self._begin_step()
         self._passes.end_step()
+
+    def _begin_step(self):
+        self.backwards, self._has_begun, self._broken = 0, False, None
+        self._max_norm = self._loss = None
 
     def _line(self):
         """What this step's line in the log will say of PyTorch, if it has one."""
-        total, self._loss = self._loss, None
         if not self._prints or (self._steps_before + self._passes.steps + 1) % self._prints:
             return {}
-        line = {"loss": None if total is None else float(total) / self._micro_batches}
+        line = {"loss": None if self._loss is None else float(self._loss) / self._micro_batches}
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
             line["note"] = f"torch {peak / 2**30:.2f} GiB allocated at the most"
         return line
 
     def zero_grad(self, set_to_none=True):
-        """Does nothing: gradients are taken and dropped as they come."""
+        """Drops the gradients of all backwards since the last step, of one that raised, too; the step begins anew.
+
+        Where there was a backward since the last step it is collective, and costs the reductions that a step has.
+        Otherwise it does nothing: on a rank that had none, when others drop theirs, call core.drop_gradients().
+        """
+        self._passes.refuse_inside("engine.zero_grad")
+        if self._has_begun:
+            self.core.drop_gradients()
+            self._begin_step()
 
     def clip_grad_norm_(self, max_norm):
         """Lets the next step, only it, clip the gradient norm to max_norm, the same on all ranks; returns the norm.
@@ -152,6 +209,7 @@ class Engine:
 
         Between backward and the next backward. Collective. None for a frozen param.
         """
+        self.check_whole("engine.grad")
         entry = self._entry(param)
         if not entry.trainable:
             return None
@@ -162,6 +220,7 @@ class Engine:
 
         A float32 value keeps its full precision in the optimizer's master; moments stay.
         """
+        self.check_whole("engine.write")
         self._weights.check_given_back("engine.write")
         state.write(self._entry(param), value, root)
 
@@ -177,16 +236,19 @@ class Engine:
 
         Returns (missing_keys, unexpected_keys); with strict they are an error before anything is changed.
         """
+        self.check_whole("engine.load_state_dict")
         self._weights.check_given_back("engine.load_state_dict")
         return state.load_state_dict(self, values, strict)
 
     def save(self, root, tag):
         """Saves params, optimizer state and rank 0's persistent buffers to <root>/<tag>, atomically. Collective."""
+        self.check_whole("engine.save")
         self._weights.check_given_back("engine.save")
         state.save(self, root, tag)
 
     def load(self, root, tag=None):
         """Loads <root>/<tag> (None: the latest), saved at any world size and stage. Collective."""
+        self.check_whole("engine.load")
         self._weights.check_given_back("engine.load")
         state.load(self, root, tag)
         self._steps_before = self.core.info().steps - self._passes.steps

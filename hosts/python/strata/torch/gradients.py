@@ -1,9 +1,9 @@
 """From autograd to the engine: each param's gradient is handed over when autograd has accumulated it, then dropped.
 
-A hook per param (register_post_accumulate_grad_hook) takes param.grad and sets it to None. So zero_grad finds nothing
-to do, and torch.nn.utils.clip_grad_norm_ nothing to clip. What was taken is held until a unit is complete, HELD bytes
-are reached, the stream changes or the backward ends: then one call gives all of it to the engine, which folds it into
-its own buffers on the stream that was current when it was taken.
+A hook per param (register_post_accumulate_grad_hook) takes param.grad and sets it to None. So model.zero_grad finds
+nothing to do, and torch.nn.utils.clip_grad_norm_ nothing to clip. What was taken is held until a unit is complete, HELD
+bytes are reached, the stream changes or the backward ends: then one call gives all of it to the engine, which folds it
+into its own buffers on the stream that was current when it was taken.
 """
 import functools
 
@@ -21,6 +21,7 @@ class Gradients:
     def __init__(self, core, weights, passes):
         self._core, self._weights, self._passes = core, weights, passes
         self._outer = None     # autograd's number of the backward that engine.backward runs
+        self.were_taken = False  # gradients, in the last backward
         self._stream = weights.stream
         self._grads_done = core._bound("strata_grads_done")
         count = sum(entry.trainable for unit in weights.units for entry in unit.owned())
@@ -36,7 +37,7 @@ class Gradients:
         """Before a backward of `loss`; returns the handle of a hook that the caller removes afterwards."""
         for unit in self._weights.units:
             unit.final_gradients = 0
-        self._outer = None
+        self._outer, self.were_taken = None, False
         self._forget()  # what a backward that failed left
         return loss.register_hook(self._note_backward)
 
@@ -57,6 +58,7 @@ class Gradients:
         if not self._passes.in_backward:
             raise FailedPrecondition(f'gradient of param "{entry.name}": call engine.backward(loss), not '
                                      f"loss.backward(): its end reduces the gradients of all ranks")
+        self.were_taken = True
         gradient = described.set(gradient)
         self._core._keep_gradient(gradient)
         stream = self._stream()

@@ -244,23 +244,30 @@ class Passes:
     @contextlib.contextmanager
     def backward(self, retain_graph):
         """Around autograd's backward, which runs inside."""
-        if self.in_backward or self._pass:
-            raise FailedPrecondition("engine.backward inside a forward or a backward of the same model")
         self.in_backward = True
         try:
             with saved_tensors_hooks(self._pack, self._unpack):
                 yield
-            for done in reversed([p for p in self._recorded if any(call.was_fetched for call in p.calls)]):
+            for done in self._in_backward():
                 self._catch_up(done, 0)
+        finally:
+            for done in self._in_backward():
                 if retain_graph:
                     done.rewind()
                 else:
                     self._recorded.remove(done)
-        finally:
             self.in_backward = False
             self._backwarded = None
             self._running.clear()
             self._weights.end_backward()
+
+    def refuse_inside(self, what):
+        if self.in_backward or self._pass:
+            raise FailedPrecondition(f"{what} inside a forward or a backward of the same model")
+
+    def _in_backward(self):
+        """The forwards that the backward has come to, the last one first."""
+        return [p for p in reversed(self._recorded) if any(call.was_fetched for call in p.calls)]
 
     def end_step(self):
         self.steps += 1

@@ -5,13 +5,13 @@ import torch
 
 from .. import _abi
 from ..engine import Engine as CoreEngine
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, did_you_mean
+from ..model import SETTINGS
 from . import memory, state, units as unit_rules
 from .engine import Engine
+from .groups import ParamGroup
 from .initial import Initial
 from .weights import Entry, Unit
-
-_GROUP_KEYS = ("lr", "betas", "eps", "weight_decay")
 
 
 def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE, groups=None, weights=None,
@@ -100,13 +100,15 @@ def _check(name, param):
 def _groups(core, groups, found):
     """(engine.param_groups, {id of a param: its Group})"""
     params = {id(p): name for unit in found for name, p in unit.params.items()}
-    result, of = [{"group": None, "lr": None}], {}
+    result, of = [ParamGroup(0, None, {})], {}
     for number, given in enumerate(groups):
-        unknown = set(given) - {"params", *_GROUP_KEYS}
-        if unknown:
-            raise InvalidArgument(f"groups[{number}] has {sorted(unknown)}; a group has params and "
-                                  f"{', '.join(_GROUP_KEYS)}")
-        group = core.group(**{key: given.get(key) for key in _GROUP_KEYS})
+        known = ("params", *SETTINGS)
+        for key in given:
+            if key not in known:
+                raise InvalidArgument(f"groups[{number}] has {key!r}{did_you_mean(str(key), known)} (a group has "
+                                      f"params and {', '.join(SETTINGS)})")
+        settings = {key: given.get(key) for key in SETTINGS}
+        group = core.group(**settings)
         for param in given["params"]:
             if id(param) not in params:
                 raise InvalidArgument(f"groups[{number}] has a tensor of shape {tuple(param.shape)} that is no param "
@@ -114,8 +116,8 @@ def _groups(core, groups, found):
             if id(param) in of:
                 raise InvalidArgument(f'param "{params[id(param)]}" is in two groups')
             of[id(param)] = group
-        result.append({"group": group, "lr": given.get("lr")})
-    return result, of
+        result.append(ParamGroup(number + 1, group, settings))
+    return tuple(result), of
 
 
 def _autocast_targets(unit):

@@ -20,6 +20,8 @@ _METADATA = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _PROPERTIES if hasattr(torch.Tensor, name)] +
     [torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.is_floating_point, torch.is_complex, torch.numel] +
     [getattr(torch.Tensor, name) for name in _METHODS])
+_MOVES = frozenset(getattr(torch.Tensor, name) for name in (
+    "to", "type", "cpu", "cuda", "float", "double", "half", "bfloat16"))
 
 
 class ReleasedParameter(nn.Parameter):
@@ -38,6 +40,13 @@ class ReleasedParameter(nn.Parameter):
             f"its unit's module, in `with engine.gathered(module)`, by engine.read(param) and engine.state_dict()")
 
     @classmethod
+    def refuse_move(cls, what):
+        return FailedPrecondition(
+            f"{what}: {cls.origin} is the engine's since prepare, model.to() and its like cannot move or convert it: "
+            f"it lies where the manifest's plugins.device says and has the dtype it was prepared with (bf16.enabled "
+            f"makes float32 params bfloat16). Its values: engine.read(param)")
+
+    @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         if function in _METADATA:
             return super().__torch_function__(function, types, args, kwargs or {})
@@ -45,7 +54,7 @@ class ReleasedParameter(nn.Parameter):
         while released and released.revive():  # `a + released` calls the class of whichever comes first
             released = _first_released((args, kwargs))
         if released:
-            raise released.refuse(_called(function))
+            raise (released.refuse_move if function in _MOVES else released.refuse)(_called(function))
         return function(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo):

@@ -4,7 +4,6 @@
 and so are arguments that cannot be had here, by name.
 """
 import contextlib
-import json
 from dataclasses import dataclass, field
 
 import transformers
@@ -19,7 +18,8 @@ from ..errors import InvalidArgument
 _EVALUATION = "weights have one dtype in training and evaluation: bf16"
 _SHARDED = "Strata shards"
 _REFUSED = {  # argument: why any value but "off" is refused
-    "fp16": "training in fp16 with loss scaling is not there; use bf16", "fp16_full_eval": _EVALUATION,
+    "fp16": "training in fp16 with loss scaling is not there; pass bf16=True in its place, with \"auto\" for "
+            "fp16.enabled and bf16.enabled in the configuration", "fp16_full_eval": _EVALUATION,
     "bf16_full_eval": _EVALUATION, "fsdp": _SHARDED, "parallelism_config": "only data parallelism is there",
     "auto_find_batch_size": "a model is prepared once; find per_device_train_batch_size beforehand",
     "save_on_each_node": "a checkpoint is one folder that all ranks write to",
@@ -39,8 +39,8 @@ class _Arguments:
         self._by_strata = False
         super().__post_init__()
         self.deepspeed = given
-        self._check()
-        config = json.loads(given) if isinstance(given, str) and given.lstrip().startswith("{") else given
+        is_text = isinstance(given, str) and given.lstrip().startswith("{")
+        config = deepspeed.loads(given) if is_text else given
         file = files.from_environment() if config is None else None
         if config is None and file is None:
             raise InvalidArgument("StrataTrainingArguments need deepspeed: a DeepSpeed configuration, as a dict or the "
@@ -48,20 +48,31 @@ class _Arguments:
         if file is not None:
             config = file.deepspeed
         self.strata_keys = file.keys if file is not None else []
-        self.strata_config, self.strata_auto = deepspeed.fill(config, self._settings(),
-                                                              ("train_batch_size", "fp16.enabled", "bfloat16.enabled"))
-        deepspeed.read(self.strata_config, self.strata_auto, hidden_size=1)  # the model's, once it is known
+        self._agree_with(config)
         self.optim = OptimizerNames.ADAMW_TORCH  # there is one implementation, on the device or off it
 
-    def _check(self):
+    def _agree_with(self, config):
+        """Arguments and configuration, brought to agree; all that cannot be had is refused at once."""
+        wrong, of = self._wrong(), "training arguments"
+        try:
+            self.strata_config, self.strata_auto = deepspeed.fill(config, self._settings(), (
+                "train_batch_size", "fp16.enabled", "bfloat16.enabled"))
+            deepspeed.read(self.strata_config, self.strata_auto, hidden_size=1,  # the model's, once it is known
+                           advice=lambda path: "write it in the configuration")
+        except Refused as error:
+            of = f"{of}, {error.of}" if wrong else error.of
+            wrong += error.keys
+        if wrong:
+            raise Refused(wrong, of)
+
+    def _wrong(self):
         wrong = [Key(name, getattr(self, name), None, reason) for name, reason in _REFUSED.items()
                  if getattr(self, name, None) not in (None, False, "", [], {})]
         if self.optim not in _ADAMW:
             wrong.append(Key("optim", str(self.optim.value), None, f"the engine's optimizer is AdamW: {_ADAMW[0]}"))
         if self.save_only_model and self.load_best_model_at_end:
             wrong.append(Key("save_only_model", True, None, "load_best_model_at_end loads a whole checkpoint"))
-        if wrong:
-            raise Refused(wrong, "training arguments")
+        return wrong
 
     def _settings(self):
         """{path: (value, argument)}: what DeepSpeed's configuration says, too."""

@@ -122,7 +122,7 @@ STRATA_API strata_status STRATA_CALL strata_get_ranks(const strata_engine* engin
 
 /* ---- registering params --------------------------------------------------------------------------------------- */
 
-/* Settings of one param group; NaN takes the manifest's value. */
+/* Settings of one param group; NaN is a value not given: the manifest's. */
 typedef struct strata_group_args {
   uint32_t struct_size;
   uint32_t abi_minor;
@@ -227,12 +227,16 @@ typedef struct strata_step_args {
   uint32_t abi_minor;
   double lr;              /* of group 0 and of groups that gave none; NaN: the manifest's */
   const double* group_lr; /* one per group, group 0 first, NaN entries as above; NULL: none */
-  uint64_t group_count;   /* of group_lr: the number of groups */
+  uint64_t group_count;   /* of group_lr and of groups: the number of groups */
   double max_norm;        /* clip to this norm, the same on all ranks; 0 or NaN: the manifest's gradient_clipping,
                            * INFINITY: do not clip */
   double loss;            /* for the line of steps_per_print: this rank's, 0: not given */
   uint64_t tokens;        /* the same: of this rank in this step; every step, or none */
   const char* note;       /* the same: ends the line; NULL: nothing */
+  /* Settings for this step alone, one item per group, group 0 first, groups->struct_size bytes apart. A NaN takes what
+   * the group has; an lr here goes before group_lr, which goes before the group's own, which goes before lr. NULL:
+   * none. The same on all ranks. */
+  const strata_group_args* groups;
 } strata_step_args;
 /* One optimizer step over gradient_accumulation_steps finished micro-batches. Returns when the update is under way.
  * `args` NULL: the manifest's learning rate. [collective]

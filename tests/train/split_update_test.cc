@@ -1,0 +1,130 @@
+// split_update_test.cc - the device's part in the update of offloaded state: what is moved for it, what is planned, and
+// what is refused. That it changes no bit is in train_test.cc (GpuKeepsBits).
+#include <gmock/gmock.h>
+
+#include "tests/train/by_hand.h"
+
+namespace strata::test {
+namespace {
+
+const std::string kOffload = "zero_optimization.offload_optimizer.";
+constexpr uint64_t kParams = 40960 + 8192 + 20480 + 12288;  // 40 sub-groups of 2,048
+
+Trial offloaded(std::vector<std::string> overrides) {
+  Trial t;
+  t.gpu = "gpu_sim";
+  t.offload_optimizer = "cpu";
+  t.device_updates = !overrides.empty();
+  t.model = vectors({40960, 8192, 20480, 12288}, STRATA_BF16);
+  t.overrides = std::move(overrides);
+  t.overrides.push_back("zero_optimization.sub_group_size=2048");
+  return t;
+}
+
+struct Crossed {
+  double in, out;  // bytes per param and step, to the device and from it
+};
+
+Crossed crossed(Trial t) {
+  std::vector<strata_counters> counted;
+  for (const int steps : {3, 5}) {
+    t.steps = steps;
+    const Result r = run(t);
+    EXPECT_EQ(r.error, "");
+    counted.push_back(r.counters);
+  }
+  const auto each = [](uint64_t more, uint64_t less) { return static_cast<double>(more - less) / 2 / kParams; };
+  return {each(counted[1].tier_read[1], counted[0].tier_read[1]),
+          each(counted[1].tier_write[1], counted[0].tier_write[1])};
+}
+
+// 2 + 2 bytes per param for gradients out and weights in; 24 more where state is streamed, whose gradient comes back in
+// place of the weight.
+TEST(SplitUpdate, MovesWhatTheFormulaSays) {
+  for (const double share : {0.0, 0.25, 0.5, 1.0}) {
+    const Crossed c =
+        crossed(offloaded({kOffload + "split_update=true", kOffload + "split_share=" + std::to_string(share)}));
+    EXPECT_DOUBLE_EQ(c.in, 2 + 12 * share) << share;
+    EXPECT_DOUBLE_EQ(c.out, 2 + 12 * share) << share;
+  }
+}
+
+TEST(SplitUpdate, StateOnTheDeviceMovesNothing) {
+  const Crossed all = crossed(offloaded({kOffload + "ratio=0"}));
+  EXPECT_EQ(all.in, 0);
+  EXPECT_EQ(all.out, 0);
+  // Room for the units of 8,192 and 12,288: the first does not fit, the third does not any more.
+  const Crossed some = crossed(offloaded({kOffload + "device_state_budget=" + std::to_string(12 * 20480)}));
+  EXPECT_DOUBLE_EQ(some.in, 2.0 * 61440 / kParams);
+  EXPECT_DOUBLE_EQ(some.out, 2.0 * 61440 / kParams);
+}
+
+// A measured share moves as much in as out, and another number of sub-groups at each step.
+TEST(SplitUpdate, AMeasuredShareMovesWholeSubGroups) {
+  const Result none = run(offloaded({kOffload + "split_update=true", kOffload + "split_share=0"}));
+  const Result some = run(offloaded({kOffload + "split_update=true"}));
+  ASSERT_EQ(none.error + some.error, "");
+  const uint64_t in = some.counters.tier_read[1] - none.counters.tier_read[1];
+  EXPECT_EQ(in, some.counters.tier_write[1] - none.counters.tier_write[1]);
+  EXPECT_GT(in, 0u);
+  EXPECT_EQ(in % (12 * 2048), 0u);
+}
+
+std::map<std::string, uint64_t> plan_of(Trial t) {
+  std::map<std::string, uint64_t> plan;
+  run_body(std::move(t), [&](int, strata_engine* e) {
+    ASSERT_EQ(build_model(e, offloaded({}).model), "");
+    uint64_t count = 0;
+    ASSERT_EQ(strata_get_plan(e, nullptr, 0, &count), STRATA_OK) << last();
+    std::vector<strata_plan_item> items(count);
+    for (strata_plan_item& item : items) STRATA_INIT(&item);
+    ASSERT_EQ(strata_get_plan(e, items.data(), count, &count), STRATA_OK) << last();
+    for (const strata_plan_item& item : items) plan[std::to_string(item.tier) + " " + item.what] += item.bytes;
+  });
+  return plan;
+}
+
+TEST(SplitUpdate, ThePlanSaysWhereStateAndBuffersAre) {
+  auto plan = plan_of(offloaded({}));
+  EXPECT_EQ(plan["1 optimizer state"], 12 * kParams);
+  EXPECT_EQ(plan["0 optimizer state"], 0u);
+  EXPECT_EQ(plan["0 buffers of streamed state"], 0u);
+  plan = plan_of(offloaded({kOffload + "device_state_budget=" + std::to_string(12 * 50000)}));
+  EXPECT_EQ(plan["0 optimizer state"], 12u * 49152);
+  EXPECT_EQ(plan["1 optimizer state"], 12 * (kParams - 49152));
+  EXPECT_EQ(plan["0 reduced gradients"], 2u * 49152);
+  EXPECT_EQ(plan["1 reduced gradients"], 2 * (kParams - 49152));
+  plan = plan_of(offloaded({kOffload + "split_update=true"}));
+  EXPECT_EQ(plan["1 optimizer state"], 12 * kParams);
+  EXPECT_EQ(plan["0 buffers of streamed state"], 3u * 16 * 40960);
+}
+
+struct Refused {
+  std::vector<std::string> overrides;
+  std::string says;
+};
+
+TEST(SplitUpdate, WhatCannotBeIsRefusedByName) {
+  Trial t;
+  t.offload_optimizer = "cpu";
+  for (const Refused& r :
+       std::vector<Refused>{{{kOffload + "split_update=true"}, "has no memory of its own"},
+                            {{kOffload + "ratio=0.5"}, "has no memory of its own"},
+                            {{kOffload + "split_share=0.5"}, "split_update` is false"},
+                            {{kOffload + "split_share=1.5", kOffload + "split_update=true"}, "split_share"},
+                            {{kOffload + "ratio=0.5", kOffload + "device_state_budget=1000"}, "give one"},
+                            {{kOffload + "device=none", kOffload + "ratio=0.5"}, "all of it is on the device"},
+                            {{"plugins.device_optimizer=null"}, "the device has no part in the update"}}) {
+    t.overrides = r.overrides;
+    EXPECT_THAT(run(t).error, testing::HasSubstr(r.says));
+  }
+  t = offloaded({kOffload + "split_update=true"});
+  t.overrides.push_back("plugins.device_optimizer=optim_adamw");
+  t.body = [&](int, strata_engine* e) {
+    EXPECT_THAT(build_model(e, t.model), testing::HasSubstr("plugins.device_optimizer"));
+  };
+  EXPECT_EQ(run(t).error, "");
+}
+
+}  // namespace
+}  // namespace strata::test
