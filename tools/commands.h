@@ -1,4 +1,4 @@
-// commands.h - the commands of `strata` that look at plugins: what they are asked, and what they answer.
+// commands.h - the commands of `strata` that look at plugins and disks: what they are asked, and what they answer.
 //
 // Each prints its findings on stdout and its errors on stderr, and returns the program's exit code: 0, or 1 when the
 // manifest or a plugin is wrong.
@@ -27,6 +27,15 @@ struct PluginsArgs {
 };
 // Every plugin of the search path, each loaded as a run would.
 int plugins(const PluginsArgs& args);
+
+struct BenchIoArgs {
+  std::vector<std::string> paths;
+  double seconds = 0.3;     // of each measurement
+  uint64_t file_mib = 512;  // of the file that is moved
+  bool json = false;
+};
+// What the disks behind these directories give, and the settings that go with it.
+int bench_io(const BenchIoArgs& args);
 
 // Prints what went wrong, if anything did; the exit code.
 int report(const Status& status);

@@ -4,6 +4,7 @@
 //                                      every error and warning of a manifest, its plugins and its batch sizes
 //   strata keys [--markdown]           the commented reference manifest, or the table of keys
 //   strata plugins [MANIFEST] [-v]     the plugins found beside the library (or as the manifest says)
+//   strata bench io PATH... [--json]  what disks give to the NVMe tier, and the settings that get most of it
 //   strata version
 //
 // Exit codes: 0 all is well, 1 the manifest or a plugin is wrong, 2 the command line is.
@@ -87,6 +88,16 @@ int run(int argc, char** argv) {
   auto* plugins_command = app.add_subcommand("plugins", "the plugins that would be found, each loaded once");
   plugins_command->add_option("manifest", plugins_args.manifest, "whose search path to use");
   plugins_command->add_flag("-v,--verbose", plugins_args.verbose, "with options, their defaults and what they do");
+  BenchIoArgs io_args;
+  auto* bench_command = app.add_subcommand("bench", "measures this machine");
+  bench_command->require_subcommand(1);
+  auto* io_command = bench_command->add_subcommand("io", "disks: read, write and mixed, and settings for a manifest");
+  io_command->add_option("path", io_args.paths, "a directory on each disk")->required();
+  io_command->add_option("--seconds", io_args.seconds, "of each of the 36 measurements of a disk")
+      ->check(CLI::Range(0.01, 60.0));
+  io_command->add_option("--file-mib", io_args.file_mib, "MiB of the file that is written and read")
+      ->check(CLI::Range(uint64_t{16}, uint64_t{1} << 20));
+  io_command->add_flag("--json", io_args.json, "as JSON; tools/plot_io.py draws it");
   app.add_subcommand("version", "of this build");
   const std::vector<std::string> names = commands_of(app);
   const std::string first = argc > 1 ? argv[1] : "-";
@@ -99,6 +110,7 @@ int run(int argc, char** argv) {
   if (*check_command) return check(check_args);
   if (*keys_command) return keys(markdown);
   if (*plugins_command) return plugins(plugins_args);
+  if (*io_command) return bench_io(io_args);
   return version();
 }
 

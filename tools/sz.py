@@ -29,6 +29,7 @@ LARGER_PLUGINS = {
                          "names who is missing"),
     "comm_mpi": (1240, "MPI's calls have no deadline, and its requests outlive the instance that made them"),
     "comm_nccl": (1910, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
+    "offload_nvme": (1290, "files with a life of their own, striping, copies of what is not aligned, a measurement"),
     "fault": (1320, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <sstream>
 #include <string>
 #include <variant>
 #include <vector>
@@ -145,11 +146,11 @@ struct Settings {
   // The same for each of several, with commas between.
   std::string resolve_list(const std::string& paths) const {
     std::string all;
-    for (size_t from = 0, to = 0; to != std::string::npos; from = to + 1) {
-      to = paths.find(',', from);
-      const size_t begin = std::min(paths.find_first_not_of(" \t", from), to);
-      const size_t length = to == std::string::npos ? to : to - begin;
-      if (begin < paths.size()) all += (all.empty() ? "" : ", ") + resolve(paths.substr(begin, length));
+    std::istringstream list(paths);
+    for (std::string path; std::getline(list, path, ',');) {
+      path.erase(0, path.find_first_not_of(" \t"));
+      path.erase(path.find_last_not_of(" \t") + 1);
+      if (!path.empty()) all += (all.empty() ? "" : ", ") + resolve(path);
     }
     return all;
   }

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "io/calls.h"
+
 namespace strata::io {
 namespace {
 
 int write_all(int fd, const char* data, uint64_t bytes, uint64_t offset) {
   while (bytes > 0) {
-    const ssize_t n = ::pwrite(fd, data, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
+    const ssize_t n =
+        calls().pwrite(fd, data, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     if (n == 0) return EIO;
@@ -24,7 +27,7 @@ int write_all(int fd, const char* data, uint64_t bytes, uint64_t offset) {
 
 int read_all(int fd, char* data, uint64_t bytes, uint64_t offset) {
   while (bytes > 0) {
-    const ssize_t n = ::pread(fd, data, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
+    const ssize_t n = calls().pread(fd, data, std::min<uint64_t>(bytes, uint64_t{1} << 30), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     if (n == 0) return ENODATA;
@@ -48,9 +51,9 @@ DirectFile::Cut DirectFile::cut_for(uint64_t offset, const void* data, uint64_t 
 int DirectFile::open(const std::string& path, bool writable, bool direct) {
   close();
   const int flags = (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC;
-  fd_ = ::open(path.c_str(), flags);
+  fd_ = calls().open(path.c_str(), flags, 0);
   if (fd_ < 0) return errno;
-  if (direct) direct_fd_ = ::open(path.c_str(), flags | O_DIRECT);
+  if (direct) direct_fd_ = calls().open(path.c_str(), flags | O_DIRECT, 0);
   direct_ok_ = direct_fd_ >= 0;
   return 0;
 }
@@ -94,6 +97,6 @@ int DirectFile::read_direct_at(uint64_t offset, void* data, uint64_t bytes) {
   return read_all(fd_, p + done, bytes - done, offset + done);
 }
 
-int DirectFile::sync() { return ::fsync(fd_) == 0 ? 0 : errno; }
+int DirectFile::sync() { return calls().fsync(fd_) == 0 ? 0 : errno; }
 
 }  // namespace strata::io

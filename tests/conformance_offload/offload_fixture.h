@@ -17,7 +17,8 @@ namespace strata::test {
 
 class Tier {
  public:
-  explicit Tier(const std::string& plugin) : api(load<strata_offload_api>(plugin, STRATA_OFFLOAD)) {}
+  explicit Tier(const std::string& plugin) : Tier(load<strata_offload_api>(plugin, STRATA_OFFLOAD)) {}
+  explicit Tier(const strata_offload_api* table) : api(table) {}
   ~Tier() { close(); }
   Tier(const Tier&) = delete;
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "offload_fixture.h"
+#include "tests/support/disk_dirs.h"
 
 namespace strata::test {
 namespace {
@@ -19,12 +20,17 @@ void PrintTo(const TierParam& tier, std::ostream* out) { *out << tier.plugin; }
 
 class Offload : public testing::TestWithParam<TierParam> {
  protected:
-  void SetUp() override { ASSERT_EQ(tier.open(), STRATA_OK); }
+  void SetUp() override {
+    Options options;
+    if (GetParam().plugin == "offload_nvme") options.set("nvme_path", dir.path).set("probe_ms", 0);
+    ASSERT_EQ(tier.open(std::move(options)), STRATA_OK);
+  }
   std::vector<char> pattern(size_t bytes) {
     std::vector<char> data(bytes);
     for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<char>(i * 31 + i / 4096 + 1);
     return data;
   }
+  DiskDir dir;
   Tier tier{GetParam().plugin};
 };
 
@@ -135,7 +141,7 @@ TEST_P(Offload, CountsBytesExactly) {
 }
 
 std::vector<TierParam> tiers() {
-  std::vector<TierParam> all = {{"offload_cpu", true}, {"null", false}};
+  std::vector<TierParam> all = {{"offload_cpu", true}, {"null", false}, {"offload_nvme", true}};
   if (!plugin_from_outside().empty()) all.push_back({plugin_from_outside(), true});
   return all;
 }

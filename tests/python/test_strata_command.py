@@ -52,7 +52,7 @@ def test_usage_errors_are_2(arguments):
 
 @pytest.mark.parametrize("typed, answer", [
     ("chek", 'there is no command "chek"; did you mean "check"?'), ("plugin", 'did you mean "plugins"?'),
-    ("train", "there are: check, keys, plugins, version")])
+    ("train", "there are: check, keys, plugins, bench, version")])
 def test_an_unknown_command_names_the_nearest(typed, answer):
     code, out, err = run(typed, GOOD)
     assert code == 2 and out == "" and answer in err and len(err.splitlines()) == 1, err

@@ -1,0 +1,28 @@
+// The system's own calls.
+#include "io/calls.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+namespace strata::io {
+namespace {
+
+constexpr Calls kSystem = {
+    [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); },
+    ::pread,
+    ::pwrite,
+    ::fallocate,
+    ::ftruncate,
+    ::fsync,
+    ::mkdir,
+    ::flock,
+    ::statx,
+    ::statvfs,
+};
+
+}  // namespace
+
+const Calls& calls() { return kSystem; }
+
+}  // namespace strata::io

@@ -1,0 +1,69 @@
+#include "io/queue.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <future>
+
+#include "io/board.h"
+
+namespace strata::io {
+namespace {
+
+// Signals are for the host's threads: new threads inherit the mask of the one that makes them.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+int Server::register_memory(void*, uint64_t) { return ENOTSUP; }
+
+Queue::Queue(const Options& options) : board_(std::make_shared<Board>(options)) {
+  if (options.use_ring) server_ = make_ring_server(board_, options.depth, &remark_);
+  uses_ring_ = server_ != nullptr;
+  if (!server_) server_ = make_thread_server(board_, options.depth);
+  const BlockedSignals blocked;
+  threads_.emplace_back([board = board_] { board->watch(); });
+  for (unsigned i = 0; i < server_->threads(); ++i) {
+    threads_.emplace_back([server = server_] { server->serve(); });
+  }
+}
+
+Queue::~Queue() {
+  board_->wait_until_idle();
+  board_->stop();
+  server_->wake();
+  const bool all_back = board_->is_over();
+  for (std::thread& thread : threads_) all_back ? thread.join() : thread.detach();
+}
+
+void Queue::submit(Request request) {
+  if (board_->submit(std::move(request))) server_->wake();
+}
+
+int Queue::transfer(Request request) {
+  std::promise<int> ended;
+  request.done = [&ended](int error, uint64_t) { ended.set_value(error); };
+  submit(std::move(request));
+  return ended.get_future().get();
+}
+
+QueueFile Queue::attach(std::shared_ptr<const Fd> fd) {
+  const int slot = server_->attach(fd->get());
+  return {std::move(fd), slot};
+}
+void Queue::detach(const QueueFile& file) { server_->detach(file.slot); }
+int Queue::register_memory(void* memory, uint64_t bytes) { return server_->register_memory(memory, bytes); }
+
+}  // namespace strata::io

@@ -1,0 +1,200 @@
+// A queue on io_uring: one thread prepares, submits and collects; an eventfd that the ring itself reads wakes it.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include "io/board.h"
+#include "io/fd.h"
+#include "io/ring_calls.h"
+
+namespace strata::io {
+namespace {
+
+constexpr unsigned kFiles = 256;        // registered at most; others are used by their descriptors
+constexpr unsigned kLeastDepth = 4;     // less is not worth a ring
+constexpr int kMostFailures = 1000;     // of the ring in a row, a millisecond apart
+constexpr uint64_t kWake = UINT64_MAX;  // the tag of the eventfd's read; pieces have their slot
+
+class RingServer : public Server {
+ public:
+  explicit RingServer(std::shared_ptr<Board> board) : board_(std::move(board)) {}
+  ~RingServer() override {
+    if (ready_) io_uring_queue_exit(&ring_);
+  }
+
+  // 0 or an errno.
+  int open(unsigned* depth) {
+    wake_ = Fd(::eventfd(0, EFD_CLOEXEC));
+    if (!wake_) return errno;
+    int error = 0;
+    for (;; *depth /= 2) {
+      error = -ring_calls().setup(*depth + 1, &ring_, 0);  // and the eventfd's read
+      const bool too_large = error == ENOMEM || error == EAGAIN;
+      if (!too_large || *depth / 2 < kLeastDepth) break;
+    }
+    if (error) return error;
+    ready_ = true;
+    if (ring_calls().register_files(&ring_, kFiles) == 0) free_files_.resize(kFiles);
+    for (unsigned i = 0; i < free_files_.size(); ++i) free_files_[i] = static_cast<int>(i);
+    board_->set_slots(*depth);
+    return 0;
+  }
+
+  unsigned threads() const override { return 1; }
+  void wake() override {
+    const uint64_t one = 1;
+    while (::write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
+
+  int attach(int fd) override {
+    std::lock_guard lock(files_mutex_);
+    if (free_files_.empty()) return -1;
+    const int slot = free_files_.back();
+    if (ring_calls().update_file(&ring_, static_cast<unsigned>(slot), fd) < 0) return -1;
+    free_files_.pop_back();
+    return slot;
+  }
+  void detach(int slot) override {
+    std::lock_guard lock(files_mutex_);
+    if (slot < 0) return;
+    (void)ring_calls().update_file(&ring_, static_cast<unsigned>(slot), -1);
+    free_files_.push_back(slot);
+  }
+
+  int register_memory(void* memory, uint64_t bytes) override {
+    const iovec area = {memory, bytes};
+    const int error = -ring_calls().register_memory(&ring_, &area);
+    if (error) return error;
+    area_ = static_cast<char*>(memory);
+    area_bytes_.store(bytes, std::memory_order_release);
+    return 0;
+  }
+
+  void serve() override {
+    read_wake();
+    for (;;) {
+      unsigned slot;
+      Board::Piece piece;
+      while (board_->take(&slot, &piece)) prepare(slot, piece);
+      if (board_->is_over()) return;
+      if (!submit() || !collect()) return;
+    }
+  }
+
+ private:
+  io_uring_sqe* new_entry() { return io_uring_get_sqe(&ring_); }  // never NULL: there are more than pieces on their way
+
+  void read_wake() {
+    io_uring_sqe* entry = new_entry();
+    io_uring_prep_read(entry, wake_.get(), &woken_, sizeof(woken_), 0);
+    io_uring_sqe_set_data64(entry, kWake);
+  }
+
+  bool is_registered(const Board::Piece& piece) const {
+    const uint64_t bytes = area_bytes_.load(std::memory_order_acquire);
+    return bytes > 0 && piece.data >= area_ && piece.data + piece.bytes <= area_ + bytes;
+  }
+
+  void prepare(unsigned slot, const Board::Piece& piece) {
+    io_uring_sqe* entry = new_entry();
+    const int fd = piece.file < 0 ? piece.fd : piece.file;
+    const auto bytes = static_cast<unsigned>(piece.bytes);
+    if (is_registered(piece)) {
+      if (piece.write)
+        io_uring_prep_write_fixed(entry, fd, piece.data, bytes, piece.offset, 0);
+      else
+        io_uring_prep_read_fixed(entry, fd, piece.data, bytes, piece.offset, 0);
+    } else {
+      if (piece.write)
+        io_uring_prep_write(entry, fd, piece.data, bytes, piece.offset);
+      else
+        io_uring_prep_read(entry, fd, piece.data, bytes, piece.offset);
+    }
+    if (piece.file >= 0) entry->flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data64(entry, slot);
+  }
+
+  // False when the ring is of no use any more; the board knows the errno then.
+  bool submit() {
+    while (io_uring_sq_ready(&ring_) > 0) {
+      const int sent = ring_calls().submit(&ring_);
+      if (sent < 0 && !goes_on(-sent)) return false;
+      if (sent < 0 && in_kernel_ > 0) return true;  // completions make room
+      if (sent < 0) continue;
+      in_kernel_ += static_cast<unsigned>(sent);
+      failures_ = 0;
+    }
+    return true;
+  }
+
+  bool collect() {
+    io_uring_cqe* entry = nullptr;
+    for (bool wait = true;; wait = false) {
+      const int error = -ring_calls().next(&ring_, &entry, wait);
+      if (error == EAGAIN && !wait) return true;
+      if (error) return goes_on(error);
+      failures_ = 0;
+      const uint64_t tag = io_uring_cqe_get_data64(entry);
+      const int result = entry->res;
+      io_uring_cqe_seen(&ring_, entry);
+      --in_kernel_;
+      if (tag == kWake) {
+        read_wake();
+      } else {
+        board_->finish(static_cast<unsigned>(tag), result);
+      }
+    }
+  }
+
+  // The ring itself failed, and no transfer: whether to try again.
+  bool goes_on(int error) {
+    if (error == EINTR) return true;
+    if (++failures_ < kMostFailures) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return true;
+    }
+    board_->fail_all(error);
+    return false;
+  }
+
+  const std::shared_ptr<Board> board_;
+  io_uring ring_{};
+  bool ready_ = false;
+  Fd wake_;
+  uint64_t woken_ = 0;
+  unsigned in_kernel_ = 0;  // submitted and not collected
+  int failures_ = 0;        // of the ring, in a row
+  std::mutex files_mutex_;
+  std::vector<int> free_files_;
+  char* area_ = nullptr;
+  std::atomic<uint64_t> area_bytes_{0};
+};
+
+std::string reason(int error) {
+  if (error == EPERM || error == EACCES) return "the kernel forbids io_uring (kernel.io_uring_disabled, or seccomp)";
+  if (error == ENOSYS) return "the kernel has no io_uring";
+  if (error == ENOMEM) return "io_uring found no memory (RLIMIT_MEMLOCK)";
+  return std::string("io_uring: ") + std::strerror(error);
+}
+
+}  // namespace
+
+std::shared_ptr<Server> make_ring_server(std::shared_ptr<Board> board, unsigned depth, std::string* remark) {
+  auto server = std::make_shared<RingServer>(std::move(board));
+  const unsigned wanted = depth;
+  if (const int error = server->open(&depth)) {
+    *remark = reason(error);
+    return nullptr;
+  }
+  if (depth < wanted) {
+    *remark = "io_uring of depth " + std::to_string(depth) + ", not " + std::to_string(wanted) + ": " + reason(ENOMEM);
+  }
+  return server;
+}
+
+}  // namespace strata::io

@@ -1,0 +1,291 @@
+#include "disk.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include "host_memory/host_memory.h"
+#include "io/calls.h"
+#include "plugin_kit/os_error.h"
+
+namespace strata::offload_nvme {
+namespace {
+
+using io::calls;
+using plugin_kit::join;
+using plugin_kit::raise;
+using plugin_kit::raise_errno;
+
+constexpr uint64_t kZeros = uint64_t{1} << 20;
+constexpr uint64_t kSmallRead = 4096;
+constexpr int kSmallReads = 16;
+
+// fallocate, tried again where a signal came in between: 0 or an errno.
+int allocate_range(int fd, int mode, uint64_t offset, uint64_t bytes) {
+  while (calls().fallocate(fd, mode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+bool is_in_memory(const std::string& path) {
+  struct statfs s {};
+  return ::statfs(path.c_str(), &s) == 0 && s.f_type == TMPFS_MAGIC;
+}
+
+}  // namespace
+
+void Disk::Freer::operator()(void* p) const { host_memory::release(p, kZeros); }
+
+Disk::Disk(std::string path, const Owner& owner, const Settings& settings, const LogFn& log)
+    : path_(std::move(path)),
+      settings_(settings),
+      log_(log),
+      directory_(path_, owner, plugin_kit::Deadline(settings.queue.deadline), log),
+      zeros_(static_cast<char*>(host_memory::allocate(kZeros))) {
+  if (!zeros_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kZeros, " bytes");
+  if (is_in_memory(path_)) log_(STRATA_LOG_WARN, path_ + " is a tmpfs: what it holds lies in host memory");
+  open_probe();
+  start_queue();
+}
+
+// With errno where it holds none.
+std::shared_ptr<io::Fd> Disk::open_file(const std::string& file, int flags) const {
+  return std::make_shared<io::Fd>(calls().open(file.c_str(), flags | O_CLOEXEC | (direct_ ? O_DIRECT : 0), 0600));
+}
+
+// The file at which the file system is tried out: with O_DIRECT, or without and a warning.
+void Disk::open_probe() {
+  const std::string file = directory_.path() + "/probe";
+  const int flags = O_CREAT | O_RDWR;
+  probe_.fd = open_file(file, flags);
+  if (!*probe_.fd && errno == EINVAL) {
+    direct_ = false;
+    probe_.fd = open_file(file, flags);
+  }
+  if (!*probe_.fd) raise_errno(errno, "make", file);
+  const uint64_t least = 2 * io::kLargestAlignment;
+  probe_bytes_ = std::max(least, std::min(settings_.probe_bytes, free_bytes() / 4) / kZeros * kZeros);
+  int error = allocate_range(probe_.fd->get(), 0, 0, probe_bytes_);
+  if (error == EOPNOTSUPP) {
+    error = calls().ftruncate(probe_.fd->get(), static_cast<off_t>(probe_bytes_)) == 0 ? 0 : errno;
+  }
+  if (error) raise_errno(error, join("take ", probe_bytes_, " bytes for"), file);
+  if (direct_) error = io::find_direct_rule(probe_.fd->get(), &rule_);
+  if (error == EINVAL) {
+    direct_ = false;
+    error = 0;
+    probe_.fd = open_file(file, flags);
+    if (!*probe_.fd) raise_errno(errno, "open", file);
+  }
+  if (error) raise_errno(error, "read", file);
+  if (!direct_) log_(STRATA_LOG_WARN, path_ + " cannot do direct I/O: its bytes go through the page cache");
+}
+
+void Disk::start_queue() {
+  io::Queue::Options options = settings_.queue;
+  options.alignment = std::max<uint64_t>(4096, rule_.offset);
+  options.block_bytes = std::max(options.block_bytes / options.alignment, uint64_t{1}) * options.alignment;
+  queue_ = std::make_unique<io::Queue>(options);
+  if (!queue_->remark().empty()) {
+    log_(STRATA_LOG_INFO,
+         path_ + ": " + queue_->remark() + (queue_->uses_ring() ? "" : "; threads serve in its stead"));
+  }
+  const int error = queue_->uses_ring() ? queue_->register_memory(zeros_.get(), kZeros) : 0;
+  if (error) {
+    log_(STRATA_LOG_INFO, join(path_, ": ", kZeros, " bytes could not be registered with io_uring (",
+                               std::strerror(error), "; RLIMIT_MEMLOCK?): transfers go without"));
+  }
+}
+
+uint64_t Disk::free_bytes() const {
+  struct statvfs s {};
+  if (calls().statvfs(directory_.path().c_str(), &s) != 0) {
+    raise_errno(errno, "ask for free space of", directory_.path());
+  }
+  return static_cast<uint64_t>(s.f_bavail) * s.f_frsize;
+}
+
+Run Disk::take(uint64_t bytes) {
+  Run run{nullptr, 0, bytes};
+  for (const auto& segment : segments_) {
+    const auto hole = std::find_if(segment->holes.begin(), segment->holes.end(),
+                                   [bytes](const auto& each) { return each.second >= bytes; });
+    if (hole == segment->holes.end()) continue;
+    run = {segment.get(), hole->first, bytes};
+    if (hole->second > bytes) segment->holes[hole->first + bytes] = hole->second - bytes;
+    segment->holes.erase(hole);
+    break;
+  }
+  const bool used_before = run.segment != nullptr;
+  if (!used_before) {
+    const bool fits = !segments_.empty() && segments_.back()->end + bytes <= settings_.segment_bytes;
+    run.segment = fits ? segments_.back().get() : add_segment();
+    run.offset = run.segment->end;
+    grow(run.segment, bytes);
+  }
+  run.segment->used += bytes;
+  try {
+    zero(run, used_before);
+  } catch (...) {
+    give(run);
+    throw;
+  }
+  return run;
+}
+
+void Disk::give(const Run& run) {
+  auto& holes = run.segment->holes;
+  run.segment->used -= run.bytes;
+  auto here = holes.emplace(run.offset, run.bytes).first;
+  if (const auto after = std::next(here); after != holes.end() && after->first == here->first + here->second) {
+    here->second += after->second;
+    holes.erase(after);
+  }
+  if (here != holes.begin()) {
+    const auto before = std::prev(here);
+    if (before->first + before->second == here->first) {
+      before->second += here->second;
+      holes.erase(here);
+    }
+  }
+  if (run.segment->used == 0) remove_segment(run.segment);
+}
+
+Segment* Disk::add_segment() {
+  auto segment = std::make_unique<Segment>();
+  segment->path = join(directory_.path(), "/segment-", segments_made_);
+  auto fd = open_file(segment->path, O_CREAT | O_EXCL | O_RDWR);
+  if (!*fd) raise_errno(errno, "make", segment->path);
+  ++segments_made_;
+  segment->file = queue_->attach(std::move(fd));
+  segments_.push_back(std::move(segment));
+  return segments_.back().get();
+}
+
+void Disk::remove_segment(Segment* segment) {
+  queue_->detach(segment->file);
+  ::unlink(segment->path.c_str());
+  segments_.erase(
+      std::find_if(segments_.begin(), segments_.end(), [segment](const auto& each) { return each.get() == segment; }));
+}
+
+void Disk::grow(Segment* segment, uint64_t bytes) {
+  int error = allocate_range(segment->file.fd->get(), 0, segment->end, bytes);
+  if (error == EOPNOTSUPP) {  // `zero` writes them instead
+    allocates_ = false;
+    const auto size = static_cast<off_t>(segment->end + bytes);
+    error = calls().ftruncate(segment->file.fd->get(), size) == 0 ? 0 : errno;
+  }
+  if (error) {
+    const std::string file = segment->path;
+    if (segment->used == 0) remove_segment(segment);
+    raise(plugin_kit::status_of_errno(error), "take ", bytes, " bytes in ", file, ": ", std::strerror(error), "; ",
+          free_bytes(), " bytes are free on its file system");
+  }
+  segment->end += bytes;
+}
+
+// Fresh space reads as zeros. Writing them too makes the first step as fast as the second: file systems note which
+// blocks were never written, and the first write of each then costs more.
+void Disk::zero(const Run& run, bool used_before) {
+  if (settings_.fast_init && allocates_) {
+    const int mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
+    const int error = used_before ? allocate_range(run.segment->file.fd->get(), mode, run.offset, run.bytes) : 0;
+    if (!error) return;
+    if (error != EOPNOTSUPP) raise_errno(error, join("clear ", run.bytes, " bytes of"), run.segment->path);
+  }
+  std::mutex mutex;
+  std::condition_variable ended;
+  uint64_t left = (run.bytes + kZeros - 1) / kZeros;
+  int first_error = 0;
+  for (uint64_t at = 0; at < run.bytes; at += kZeros) {
+    const uint64_t bytes = std::min(kZeros, run.bytes - at);
+    queue_->submit({true, run.segment->file, run.offset + at, zeros_.get(), bytes, [&](int error, uint64_t) {
+                      std::lock_guard lock(mutex);
+                      if (!first_error) first_error = error;
+                      if (--left == 0) ended.notify_all();
+                    }});
+  }
+  std::unique_lock lock(mutex);
+  ended.wait(lock, [&] { return left == 0; });
+  if (first_error) raise_errno(first_error, join("write ", run.bytes, " bytes of zeros to"), run.segment->path);
+}
+
+Disk::Speed Disk::measure(std::chrono::milliseconds length) {
+  Speed speed;
+  if (length.count() > 0) {
+    const uint64_t bytes = settings_.queue.depth * kZeros;
+    const auto free = [bytes](char* p) { host_memory::release(p, bytes); };
+    const std::unique_ptr<char, decltype(free)> memory(static_cast<char*>(host_memory::allocate(bytes)), free);
+    if (!memory) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", bytes, " bytes for a probe");
+    auto* const words = reinterpret_cast<uint64_t*>(memory.get());
+    for (uint64_t i = 0, x = 1; i < bytes / sizeof(x); ++i) {  // nothing that a device could fold up
+      words[i] = x = x * 6364136223846793005u + 1442695040888963407u;
+    }
+    uint64_t filled = 0;
+    speed.write = rate(false, true, length * 3 / 10, memory.get(), &filled);
+    speed.read = rate(true, false, length * 3 / 10, memory.get(), &filled);
+    speed.mixed = rate(true, true, length * 3 / 10, memory.get(), &filled);
+    speed.latency = latency(memory.get(), filled);
+  }
+  const std::string file = directory_.path() + "/probe";
+  if (::unlink(file.c_str()) != 0) raise_errno(errno, "remove", file);
+  probe_ = {};
+  return speed;
+}
+
+// Keeps the queue full for a while.
+double Disk::rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled) {
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::vector<char*> places;
+  for (unsigned i = 0; i < settings_.queue.depth; ++i) places.push_back(memory + i * kZeros);
+  const uint64_t piece = std::min(kZeros, probe_bytes_);
+  const auto begin = std::chrono::steady_clock::now();
+  uint64_t next[2] = {0, 0}, moved = 0;
+  int first_error = 0;
+  std::unique_lock lock(mutex);
+  for (bool writes = write; std::chrono::steady_clock::now() < begin + length && !first_error;
+       writes = write && (!read || !writes)) {
+    ended.wait(lock, [&] { return !places.empty(); });
+    char* const place = places.back();
+    places.pop_back();
+    const uint64_t room = writes ? probe_bytes_ : std::max(*filled, piece);
+    const uint64_t offset = next[writes]++ % (room / piece) * piece;
+    if (writes) *filled = std::max(*filled, offset + piece);
+    lock.unlock();
+    queue_->submit({writes, probe_, offset, place, piece, [&, place](int error, uint64_t bytes) {
+                      std::lock_guard inner(mutex);
+                      if (!first_error) first_error = error;
+                      moved += bytes;
+                      places.push_back(place);
+                      ended.notify_all();
+                    }});
+    lock.lock();
+  }
+  ended.wait(lock, [&] { return places.size() == settings_.queue.depth; });
+  if (first_error) raise_errno(first_error, join("probe (", write ? "write" : "read", ")"), directory_.path());
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return static_cast<double>(moved) / took.count();
+}
+
+double Disk::latency(char* memory, uint64_t filled) {
+  const uint64_t bytes = std::max(kSmallRead, rule_.offset);
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint64_t i = 0; i < kSmallReads; ++i) {
+    const uint64_t offset = i * (filled / kSmallReads) / bytes * bytes;
+    const int error = queue_->transfer({false, probe_, offset, memory, bytes, {}});
+    if (error) raise_errno(error, "probe (read)", directory_.path());
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return took.count() / kSmallReads;
+}
+
+}  // namespace strata::offload_nvme

@@ -1,0 +1,90 @@
+// disk.h - one nvme_path of one rank: its directory, its queue, and the segment files in which regions get room.
+//
+// A segment is a file of at most `segment_bytes`; runs of it are allotted in whole blocks, with their disk space taken
+// at once (fallocate), so that a later write finds room. A freed run is used again; a segment without runs is removed.
+//
+// Threads: `take` and `give` come from one caller at a time; the queue takes requests from any.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/alignment.h"
+#include "io/queue.h"
+#include "job_dir.h"
+
+namespace strata::offload_nvme {
+
+struct Segment {
+  std::string path;
+  io::QueueFile file;
+  uint64_t end = 0, used = 0;
+  std::map<uint64_t, uint64_t> holes;  // offset -> bytes
+};
+
+struct Run {
+  Segment* segment = nullptr;
+  uint64_t offset = 0, bytes = 0;
+};
+
+class Disk {
+ public:
+  struct Settings {
+    uint64_t segment_bytes = uint64_t{1} << 30;
+    bool fast_init = false;
+    io::Queue::Options queue;
+    uint64_t probe_bytes = uint64_t{64} << 20;  // of the file that is written and read at open
+  };
+  // Makes the directory, finds out how files are accessed, starts the queue. Raises when the path cannot be used.
+  Disk(std::string path, const Owner& owner, const Settings& settings, const LogFn& log);
+  Disk(const Disk&) = delete;
+
+  const std::string& path() const { return path_; }
+  const io::DirectRule& rule() const { return rule_; }
+  io::Queue& queue() { return *queue_; }
+  uint64_t free_bytes() const;  // of its file system
+
+  // Contents zero. `bytes` is at most segment_bytes, in multiples of `block`. Raises RESOURCE_EXHAUSTED.
+  Run take(uint64_t bytes);
+  void give(const Run& run);
+
+  struct Speed {
+    double read = 0, write = 0, mixed = 0;  // bytes per second
+    double latency = 0;                     // seconds, of one small read
+  };
+  // Writes and reads the probe file for about this long, and removes it; 0: removes it. Raises what the disk says.
+  Speed measure(std::chrono::milliseconds length);
+
+ private:
+  std::shared_ptr<io::Fd> open_file(const std::string& file, int flags) const;
+  void open_probe();
+  void start_queue();
+  Segment* add_segment();
+  void remove_segment(Segment* segment);
+  void grow(Segment* segment, uint64_t bytes);
+  void zero(const Run& run, bool used_before);
+  // `memory` has a piece for every place of the queue; `filled` is how far the file has been written.
+  double rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled);
+  double latency(char* memory, uint64_t filled);
+
+  const std::string path_;
+  const Settings settings_;
+  const LogFn log_;
+  JobDir directory_;
+  bool direct_ = true;     // O_DIRECT
+  bool allocates_ = true;  // fallocate
+  io::DirectRule rule_;
+  struct Freer {
+    void operator()(void* p) const;
+  };
+  std::unique_ptr<char, Freer> zeros_;
+  io::QueueFile probe_;
+  uint64_t probe_bytes_ = 0;
+  uint64_t segments_made_ = 0;
+  std::vector<std::unique_ptr<Segment>> segments_;
+  std::unique_ptr<io::Queue> queue_;  // goes first
+};
+
+}  // namespace strata::offload_nvme

@@ -1,0 +1,194 @@
+#include "job_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "io/calls.h"
+#include "plugin_kit/os_error.h"
+
+namespace strata::offload_nvme {
+namespace {
+
+namespace fs = std::filesystem;
+using io::calls;
+using plugin_kit::join;
+using plugin_kit::raise;
+using plugin_kit::raise_errno;
+
+constexpr char kPrefix[] = "strata-";
+constexpr char kRecord[] = "owner";
+constexpr size_t kJobLetters = 40;
+constexpr int kMostNames = 10'000;
+
+std::string first_line(const std::string& path) {
+  std::string line;
+  std::ifstream(path) >> line;
+  return line;
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string boot_id() { return first_line("/proc/sys/kernel/random/boot_id"); }
+
+// When the process began, in ticks since boot; "" when there is none of this number.
+std::string start_of(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t name_end = text.rfind(')');  // the name may hold anything
+  if (name_end == std::string::npos) return "";
+  std::istringstream rest(text.substr(name_end + 1));
+  std::string word;
+  for (int field = 3; field <= 22; ++field) rest >> word;
+  return word;
+}
+
+std::string record_of(const Owner& owner) {
+  const std::string pid = std::to_string(::getpid());
+  return join("format strata.offload_nvme/1\nhost ", host_name(), "\nboot ", boot_id(), "\npid ", pid, "\nstart ",
+              start_of(pid), "\nrank ", owner.rank, "\njob ", owner.job, "\n");
+}
+
+std::map<std::string, std::string> read_record(const std::string& path) {
+  std::map<std::string, std::string> record;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t space = line.find(' ');
+    if (space != std::string::npos) record[line.substr(0, space)] = line.substr(space + 1);
+  }
+  return record;
+}
+
+// Letters that any file system takes, not too many of them.
+std::string plain(const std::string& job) {
+  std::string name = job.substr(0, kJobLetters);
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c) && c != '_' && c != '.' && c != '-'; },
+      '_');
+  return name;
+}
+
+bool is_ours(const std::string& name) { return name == kRecord || name == "probe" || name.rfind("segment-", 0) == 0; }
+
+// Empty when all is gone, else what was in the way.
+std::string remove_directory(const std::string& path, uint64_t* bytes) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename();
+    if (!is_ours(name)) return "it holds \"" + name + "\", which is not a file of this plugin";
+    if (name == kRecord) continue;
+    std::error_code ignored;
+    const uint64_t size = fs::file_size(entry.path(), ignored);
+    if (!ignored) *bytes += size;
+    if (::unlink(entry.path().c_str()) != 0) return "remove " + name + ": " + std::strerror(errno);
+  }
+  // The record goes last: a process that is killed here leaves something that can be reclaimed.
+  if (::unlink((path + "/" + kRecord).c_str()) != 0 && errno != ENOENT) return std::strerror(errno);
+  return ::rmdir(path.c_str()) == 0 ? "" : std::strerror(errno);
+}
+
+bool lives(const std::map<std::string, std::string>& record) {
+  const auto value = [&](const char* key) {
+    const auto found = record.find(key);
+    return found == record.end() ? std::string() : found->second;
+  };
+  if (record.empty()) return false;  // its maker died before the first line
+  if (value("host") != host_name()) return true;
+  return value("boot") == boot_id() && !value("start").empty() && start_of(value("pid")) == value("start");
+}
+
+void reclaim_one(const std::string& path, const LogFn& log) {
+  const io::Fd record(calls().open((path + "/" + kRecord).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0));
+  if (!record) {
+    if (errno == ENOENT) ::rmdir(path.c_str());  // only an empty one goes
+    return;
+  }
+  if (calls().flock(record.get(), LOCK_EX | LOCK_NB) != 0) return;
+  auto owner = read_record(path + "/" + kRecord);
+  if (lives(owner)) return;
+  uint64_t bytes = 0;
+  const std::string why = remove_directory(path, &bytes);
+  const std::string whose =
+      join(path, ", left by job \"", owner["job"], "\", rank ", owner["rank"], ", process ", owner["pid"]);
+  log(why.empty() ? STRATA_LOG_INFO : STRATA_LOG_WARN,
+      why.empty() ? join("reclaimed ", bytes, " bytes: ", whose) : join("cannot reclaim ", whose, ": ", why));
+}
+
+void reclaim(const std::string& parent, const LogFn& log) {
+  std::error_code error;
+  std::vector<std::string> found;
+  for (const auto& entry : fs::directory_iterator(parent, error)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind(kPrefix, 0) == 0 && fs::symlink_status(entry.path(), error).type() == fs::file_type::directory) {
+      found.push_back(entry.path());
+    }
+  }
+  for (const std::string& path : found) reclaim_one(path, log);
+}
+
+// Held until the descriptor is closed.
+io::Fd lock(const std::string& parent, const plugin_kit::Deadline& deadline) {
+  io::Fd directory(calls().open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
+  if (!directory) raise_errno(errno, "nvme_path", parent);
+  while (calls().flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) raise_errno(errno, "lock nvme_path", parent);
+    if (deadline.passed()) {
+      raise(STRATA_DEADLINE_EXCEEDED, "lock nvme_path ", parent, ": another process holds it for ", deadline.text());
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return directory;
+}
+
+std::string make_directory(const std::string& parent, const Owner& owner) {
+  for (int n = 0; n < kMostNames; ++n) {
+    const std::string path = join(parent, "/", kPrefix, plain(owner.job), "-r", owner.rank, "-", ::getpid(), "-", n);
+    if (calls().mkdir(path.c_str(), 0700) == 0) return path;
+    if (errno != EEXIST) raise_errno(errno, "make", path);
+  }
+  raise(STRATA_RESOURCE_EXHAUSTED, parent, ": ", kMostNames, " directories of this process");
+}
+
+}  // namespace
+
+JobDir::JobDir(const std::string& parent, const Owner& owner, const plugin_kit::Deadline& deadline, LogFn log)
+    : log_(std::move(log)) {
+  const io::Fd held = lock(parent, deadline);
+  reclaim(parent, log_);
+  path_ = make_directory(parent, owner);
+  const std::string file = path_ + "/" + kRecord, text = record_of(owner);
+  record_ = io::Fd(calls().open(file.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  int error = record_ ? 0 : errno;
+  if (!error && calls().flock(record_.get(), LOCK_EX | LOCK_NB) != 0) error = errno;
+  if (!error) {
+    ssize_t n;
+    while ((n = calls().pwrite(record_.get(), text.data(), text.size(), 0)) < 0 && errno == EINTR) {
+    }
+    if (n != static_cast<ssize_t>(text.size())) error = n < 0 ? errno : EIO;
+  }
+  if (!error) return;
+  uint64_t bytes = 0;
+  (void)remove_directory(path_, &bytes);
+  raise_errno(error, "write", file);
+}
+
+JobDir::~JobDir() {
+  uint64_t bytes = 0;
+  const std::string why = remove_directory(path_, &bytes);
+  if (!why.empty()) log_(STRATA_LOG_WARN, path_ + " could not be removed: " + why);
+}
+
+}  // namespace strata::offload_nvme

@@ -1,0 +1,42 @@
+// job_dir.h - the directory in which one rank keeps its files on one disk, and what dead jobs left beside it.
+//
+//   <nvme_path>/strata-<job>-r<rank>-<pid>-<n>/   owner       who it is, locked (flock) as long as that one lives
+//                                                 segment-<k> bytes of regions
+//
+// Those who make and reclaim directories hold a lock on nvme_path meanwhile. A directory is reclaimed when its owner's
+// lock is free, it was made on this machine, and the process is gone: pid, start time and boot of the record. One made
+// elsewhere (a shared file system) or with files of other names in it is left alone. Clean close leaves nothing.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "io/fd.h"
+#include "plugin_kit/deadline.h"
+#include "strata/host.h"
+
+namespace strata::offload_nvme {
+
+using LogFn = std::function<void(strata_log_level, const std::string&)>;
+
+struct Owner {
+  std::string job;
+  int32_t rank = 0;
+};
+
+class JobDir {
+ public:
+  // Raises when `parent` is no directory that can be written to.
+  JobDir(const std::string& parent, const Owner& owner, const plugin_kit::Deadline& deadline, LogFn log);
+  ~JobDir();
+  JobDir(const JobDir&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  io::Fd record_;
+  const LogFn log_;
+};
+
+}  // namespace strata::offload_nvme

@@ -1,0 +1,266 @@
+// offload_nvme.cc - strata.offload/1 on disks: a tier whose bytes are files, read and written past the page cache.
+//
+// One directory per rank and disk (job_dir.h), in it segment files (disk.h); an index says where each region's bytes
+// lie (regions.h); transfers cut a range into what goes where (transfers.h). Files are made and removed here only, so
+// that a segment which somebody else links could be replaced instead of written.
+//
+// Threads: caps runs beside everything; the rest as the header says. Completions come from threads of the queues.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+#include "plugin_kit/plugin_kit.h"
+#include "strata/plugin.h"
+#include "transfers.h"
+
+using namespace strata::offload_nvme;
+using strata::plugin_kit::fail;
+using strata::plugin_kit::guard;
+using strata::plugin_kit::join;
+using strata::plugin_kit::Options;
+using strata::plugin_kit::raise;
+
+struct strata_offload {
+  const strata_host* host;
+  uint64_t alignment = 0;
+  std::unique_ptr<Transfers> transfers;  // outlives the queues of the disks
+  std::vector<std::unique_ptr<Disk>> disks;
+  std::unique_ptr<Regions> regions;
+};
+
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kLeastAlignment = 4096;  // the core's shards are multiples of it
+
+// "a, b" -> {"a", "b"}
+std::vector<std::string> list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, ',');) {
+    part.erase(0, part.find_first_not_of(" \t"));
+    part.erase(part.find_last_not_of(" \t") + 1);
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+uint64_t whole_number(const Options& options, const char* key, int64_t usual, int64_t least, int64_t most) {
+  const int64_t value = options.integer(key, usual);
+  if (value < least || value > most) {
+    raise(STRATA_INVALID_ARGUMENT, "option ", key, " = ", value, "; ", least, " to ", most, " is right");
+  }
+  return static_cast<uint64_t>(value);
+}
+
+struct Settings {
+  std::vector<std::string> paths;
+  std::vector<double> weights;  // none: measured
+  Disk::Settings disk;
+  uint64_t budget = 0;
+  std::chrono::milliseconds probe{};
+  bool checksum = false, needs_ring = false;
+};
+
+std::vector<double> read_weights(const std::string& text, size_t count) {
+  std::vector<double> weights;
+  for (const std::string& word : list(text)) {
+    size_t used = 0;
+    double value = 0;
+    try {
+      value = std::stod(word, &used);
+    } catch (const std::exception&) {
+    }
+    if (used != word.size() || !std::isfinite(value) || value <= 0) {
+      raise(STRATA_INVALID_ARGUMENT, "option weights: \"", word, "\" is not a number above 0");
+    }
+    weights.push_back(value);
+  }
+  if (!weights.empty() && weights.size() != count) {
+    raise(STRATA_INVALID_ARGUMENT, "option weights has ", weights.size(), " numbers for ", count, " paths");
+  }
+  return weights;
+}
+
+Settings read_settings(const Options& options, int64_t deadline_ns) {
+  Settings s;
+  s.paths = list(options.text("nvme_path", ""));
+  if (s.paths.empty()) raise(STRATA_INVALID_ARGUMENT, "option nvme_path names no directory");
+  if (std::set<std::string>(s.paths.begin(), s.paths.end()).size() < s.paths.size()) {
+    raise(STRATA_INVALID_ARGUMENT, "option nvme_path = \"", options.text("nvme_path", ""), "\" names a path twice");
+  }
+  s.weights = read_weights(options.text("weights", ""), s.paths.size());
+  s.budget = whole_number(options, "budget_bytes", 0, 0, INT64_MAX);
+  s.probe = std::chrono::milliseconds(whole_number(options, "probe_ms", 500, 0, 10'000));
+  s.checksum = options.flag("checksum", false);
+  s.disk.fast_init = options.flag("fast_init", false);
+  s.disk.queue.depth = static_cast<unsigned>(whole_number(options, "queue_depth", 32, 1, 1024));
+  s.disk.queue.block_bytes = whole_number(options, "block_bytes", kMiB, 65536, 64 * kMiB) / 65536 * 65536;
+  s.disk.queue.deadline = std::chrono::nanoseconds(deadline_ns > 0 ? deadline_ns : INT64_MAX);
+  s.disk.segment_bytes = whole_number(options, "segment_bytes", 1024 * kMiB, kMiB, int64_t{1} << 50) / kMiB * kMiB;
+  if (s.probe.count() == 0) s.disk.probe_bytes = 0;
+  const std::string engine = options.text("io", "auto");
+  if (engine != "auto" && engine != "io_uring" && engine != "threads") {
+    raise(STRATA_INVALID_ARGUMENT, "option io = \"", engine, "\"; auto, io_uring or threads is right");
+  }
+  s.needs_ring = engine == "io_uring";
+  s.disk.queue.use_ring = engine != "threads";
+  return s;
+}
+
+// Parts of 1: the given weights, else the mixed rates, else all the same.
+std::vector<double> shares_of(const Settings& s, const std::vector<Disk::Speed>& speeds) {
+  std::vector<double> shares = s.weights;
+  for (size_t d = 0; shares.size() < speeds.size(); ++d) shares.push_back(std::max(speeds[d].mixed, 1.0));
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  for (double& share : shares) share /= sum;
+  return shares;
+}
+
+// What fits: no disk takes more than its share. Ranks of a machine share the free space.
+uint64_t budget_of(const Settings& s, const std::vector<std::unique_ptr<Disk>>& disks,
+                   const std::vector<double>& shares, int32_t ranks) {
+  uint64_t fits = UINT64_MAX;
+  std::string tightest;
+  for (size_t d = 0; d < disks.size(); ++d) {
+    const double free = static_cast<double>(disks[d]->free_bytes() / static_cast<uint64_t>(std::max(ranks, 1)));
+    if (free / shares[d] >= static_cast<double>(fits)) continue;
+    fits = static_cast<uint64_t>(free / shares[d]);
+    tightest = join(disks[d]->path(), " has ", disks[d]->free_bytes(), " bytes free for ", std::max(ranks, 1),
+                    " rank(s) and a share of ", shares[d]);
+  }
+  if (s.budget > fits) {
+    raise(STRATA_RESOURCE_EXHAUSTED, "budget_bytes = ", s.budget, " and only ", fits, " bytes fit: ", tightest);
+  }
+  return s.budget > 0 ? s.budget : fits;
+}
+
+std::string describe(const Disk& disk, const Disk::Speed& speed, double share, bool ring) {
+  std::string text = join(disk.path(), ": ", ring ? "io_uring" : "threads", ", alignment ", disk.rule().offset, ", ",
+                          disk.free_bytes(), " bytes free, share ", share);
+  if (speed.mixed > 0) {
+    text +=
+        join("; MB/s read ", std::llround(speed.read / 1e6), ", write ", std::llround(speed.write / 1e6), ", mixed ",
+             std::llround(speed.mixed / 1e6), "; ", std::llround(speed.latency * 1e6), " us for a small read");
+  }
+  return text;
+}
+
+std::unique_ptr<strata_offload> open_tier(const strata_open_args* args) {
+  const strata_host* host = args->host;
+  const Settings s = read_settings(Options(args->options), args->deadline_ns);
+  const auto log = [host](strata_log_level level, const std::string& text) {
+    host->log(host->ctx, level, "offload_nvme", text.c_str());
+  };
+  auto self = std::make_unique<strata_offload>();
+  self->host = host;
+  const Owner owner{args->job ? args->job : "", std::max(args->rank, 0)};
+  std::vector<Disk::Speed> speeds;
+  uint64_t block = kLeastAlignment, memory = 1;
+  for (const std::string& path : s.paths) {
+    self->disks.push_back(std::make_unique<Disk>(path, owner, s.disk, log));
+    Disk& disk = *self->disks.back();
+    if (s.needs_ring && !disk.queue().uses_ring()) {
+      raise(STRATA_FAILED_PRECONDITION, "option io = \"io_uring\", but at ", path, ": ", disk.queue().remark());
+    }
+    speeds.push_back(disk.measure(s.probe));
+    block = std::max(block, disk.rule().offset);
+    memory = std::max(memory, disk.rule().memory);
+  }
+  const std::vector<double> shares = shares_of(s, speeds);
+  for (size_t d = 0; d < shares.size(); ++d) {
+    log(args->rank > 0 ? STRATA_LOG_DEBUG : STRATA_LOG_INFO,
+        describe(*self->disks[d], speeds[d], shares[d], self->disks[d]->queue().uses_ring()));
+  }
+  Regions::Settings regions;
+  regions.segment_bytes = s.disk.segment_bytes;
+  regions.block = block;
+  regions.budget = budget_of(s, self->disks, shares, args->local_world);
+  regions.checksum = s.checksum;
+  std::vector<Disk*> disks;
+  for (const auto& disk : self->disks) disks.push_back(disk.get());
+  self->transfers = std::make_unique<Transfers>(host, block, memory);
+  self->regions = std::make_unique<Regions>(regions, disks, shares);
+  return self;
+}
+
+strata_status STRATA_CALL offload_open(const strata_open_args* args, strata_offload** out) {
+  return guard(args->host, "offload_nvme open", [&] { *out = open_tier(args).release(); });
+}
+
+void STRATA_CALL offload_close(strata_offload* self) { delete self; }
+
+strata_status STRATA_CALL offload_caps(strata_offload* self, strata_offload_caps* out) {
+  out->flags = 0;
+  out->io_alignment = static_cast<uint32_t>(kLeastAlignment);  // larger blocks are served, more slowly
+  out->max_inflight = Transfers::kMostInFlight;
+  out->budget_bytes = self->regions->budget();
+  out->used_bytes = self->regions->used();
+  out->pinned_bytes = 0;
+  return STRATA_OK;
+}
+
+strata_status STRATA_CALL offload_alloc(strata_offload* self, uint64_t bytes, const char* label, strata_region* out) {
+  return guard(self->host, "offload_nvme alloc", [&] { *out = self->regions->make(bytes, label); });
+}
+
+void STRATA_CALL offload_free(strata_offload* self, strata_region id) {
+  guard(self->host, "offload_nvme free", [&] {
+    if (self->regions->drop(id)) return;
+    const std::string text = join("free of region ", id, ", which is not allocated: ignored");
+    self->host->log(self->host->ctx, STRATA_LOG_HOST_MISBEHAVING, "offload_nvme", text.c_str());
+  });
+}
+
+strata_status transfer(strata_offload* self, bool write, const strata_io_args* io, strata_event* done) {
+  return guard(self->host, write ? "offload_nvme write" : "offload_nvme read", [&]() -> strata_status {
+    const std::shared_ptr<Region> region = self->regions->find(io->region);
+    if (!region) raise(STRATA_NOT_FOUND, "no region ", io->region);
+    if (io->offset > region->bytes || io->bytes > region->bytes - io->offset) {
+      raise(STRATA_OUT_OF_RANGE, "\"", region->label, "\": ", io->bytes, " bytes at offset ", io->offset,
+            " of a region of ", region->bytes, " bytes");
+    }
+    if (io->bytes > 0 && !io->buffer) {
+      raise(STRATA_INVALID_ARGUMENT, "\"", region->label, "\": ", io->bytes, " bytes and a NULL buffer");
+    }
+    if (self->transfers->is_full()) return STRATA_AGAIN;
+    self->transfers->move(write, region, io->offset, io->bytes, static_cast<char*>(io->buffer), done);
+    return STRATA_OK;
+  });
+}
+
+strata_status STRATA_CALL offload_read(strata_offload* self, const strata_io_args* args, strata_event* done) {
+  return transfer(self, false, args, done);
+}
+
+strata_status STRATA_CALL offload_write(strata_offload* self, const strata_io_args* args, strata_event* done) {
+  return transfer(self, true, args, done);
+}
+
+const strata_offload_api offload_table = {
+    sizeof(strata_offload_api),
+    STRATA_ABI_MINOR,
+    offload_open,
+    offload_close,
+    offload_caps,
+    offload_alloc,
+    offload_free,
+    nullptr,  // map: the host's default says that there is none
+    offload_read,
+    offload_write,
+};
+
+const void* STRATA_CALL get_interface(const char* id) {
+  return std::strcmp(id, STRATA_OFFLOAD) == 0 ? &offload_table : nullptr;
+}
+
+}  // namespace
+
+const strata_plugin* STRATA_CALL strata_plugin_entry_v1(uint32_t) {
+  static const strata_plugin descriptor = {sizeof(descriptor), STRATA_ABI_MINOR, "offload_nvme", "0.1.0",
+                                           get_interface};
+  return &descriptor;
+}

@@ -1,0 +1,74 @@
+// regions.h - the index: which bytes of which segment of which disk each region is.
+//
+// A region is cut into stripes of `stripe_bytes`, dealt out to the disks in proportion to their weights, so that any
+// long piece of it uses all of them at once. What a disk gets of a region is one run of a segment, or several where it
+// is longer than a segment may be. Budgets count the bytes asked for; room is taken in whole blocks.
+//
+// Threads: `make` and `drop` come from one caller at a time; `find` and the counters may run beside them.
+#pragma once
+
+#include <mutex>
+#include <unordered_map>
+
+#include "disk.h"
+#include "strata/iface/offload.h"
+
+namespace strata::offload_nvme {
+
+struct Extent {
+  uint64_t begin, bytes;  // of the region
+  Disk* disk;
+  Segment* segment;
+  uint64_t offset;  // in the segment
+};
+
+struct Region {
+  uint64_t bytes = 0;
+  std::string label;
+  std::vector<Extent> extents;   // in order, without gaps, whole blocks
+  std::vector<uint64_t> hashes;  // of each block, where checksums are asked for
+  struct Held {
+    Disk* disk;
+    Run run;
+  };
+  std::vector<Held> runs;
+};
+
+class Regions {
+ public:
+  struct Settings {
+    uint64_t stripe_bytes = uint64_t{1} << 20;   // a multiple of the block
+    uint64_t segment_bytes = uint64_t{1} << 30;  // a multiple of the stripe
+    uint64_t block = 4096;
+    uint64_t budget = 0;
+    bool checksum = false;
+  };
+  // `shares` of the disks add up to 1.
+  Regions(const Settings& settings, std::vector<Disk*> disks, std::vector<double> shares);
+
+  strata_region make(uint64_t bytes, const char* label);
+  bool drop(strata_region id);                           // false: there is none
+  std::shared_ptr<Region> find(strata_region id) const;  // NULL: there is none
+
+  uint64_t used() const;
+  uint64_t budget() const { return settings_.budget; }
+  uint64_t block() const { return settings_.block; }
+
+ private:
+  std::vector<size_t> deal(uint64_t bytes);
+  void give_back(const Region& region);
+
+  const Settings settings_;
+  const std::vector<Disk*> disks_;
+  const std::vector<double> shares_;
+  std::vector<double> passes_;  // how much each disk has been given, over its share
+  mutable std::mutex mutex_;
+  std::unordered_map<strata_region, std::shared_ptr<Region>> regions_;
+  strata_region last_id_ = 0;
+  uint64_t used_ = 0;
+};
+
+// XXH3-64 of a block.
+uint64_t hash_of(const char* block, uint64_t bytes);
+
+}  // namespace strata::offload_nvme

@@ -1,0 +1,154 @@
+#include "transfers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+
+#include "host_memory/host_memory.h"
+#include "plugin_kit/os_error.h"
+#include "plugin_kit/plugin_kit.h"
+
+namespace strata::offload_nvme {
+
+using plugin_kit::Error;
+using plugin_kit::join;
+using plugin_kit::raise;
+
+namespace {
+constexpr uint64_t kBuffer = host_memory::kHugePage;  // mapped at a multiple of its size: aligned for any disk
+}
+
+struct Transfers::Job {
+  std::shared_ptr<Region> region;
+  bool write;
+  uint64_t offset, bytes;  // whole blocks of the region
+  char* buffer;
+  EndFn ended;
+  std::atomic<uint64_t> left{1};
+  std::mutex mutex;
+  Error error;  // the first
+};
+
+Transfers::Transfers(const strata_host* host, uint64_t block, uint64_t memory_alignment)
+    : host_(host),
+      sync_(plugin_kit::host_interface<strata_sync_api>(host, STRATA_HOST_SYNC)),
+      block_(block),
+      memory_alignment_(memory_alignment) {
+  if (!sync_) raise(STRATA_FAILED_PRECONDITION, "the host lacks " STRATA_HOST_SYNC);
+}
+
+Transfers::~Transfers() { host_memory::release(buffer_, kBuffer); }
+
+void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
+                     strata_event* done) {
+  const uint64_t end = offset + bytes;
+  uint64_t first = (offset + block_ - 1) / block_ * block_, last = end / block_ * block_;
+  const bool is_straight =
+      first < last && reinterpret_cast<uintptr_t>(buffer + (first - offset)) % memory_alignment_ == 0;
+  if (!is_straight) first = last = end;
+  if (offset < first) by_buffer(write, region, offset, first - offset, buffer);
+  if (last < end) by_buffer(write, region, last, end - last, buffer + (last - offset));
+  if (!done) {
+    if (first < last) move_now(write, region, first, last - first, buffer + (first - offset));
+    return;
+  }
+  if (first == last) {
+    sync_->set(done, STRATA_OK, nullptr);
+    return;
+  }
+  sync_->retain(done);  // the host may stop waiting before the disk answers
+  start(write, region, first, last - first, buffer + (first - offset), [this, done](const Error& error) {
+    sync_->set(done, error.code(), error.ok() ? nullptr : error.text().c_str());
+    sync_->release(done);
+  });
+}
+
+void Transfers::start(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
+                      EndFn ended) {
+  auto job = std::make_shared<Job>();
+  job->region = region;
+  job->write = write;
+  job->offset = offset, job->bytes = bytes;
+  job->buffer = buffer;
+  job->ended = std::move(ended);
+  for (uint64_t at = 0; write && !region->hashes.empty() && at < bytes; at += block_) {
+    region->hashes[(offset + at) / block_] = hash_of(buffer + at, block_);
+  }
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  const auto& extents = region->extents;
+  auto extent = std::upper_bound(extents.begin(), extents.end(), offset,
+                                 [](uint64_t at, const Extent& e) { return at < e.begin; });
+  for (--extent; extent != extents.end() && extent->begin < offset + bytes; ++extent) {
+    const uint64_t from = std::max(offset, extent->begin), to = std::min(offset + bytes, extent->begin + extent->bytes);
+    const uint64_t place = extent->offset + (from - extent->begin);
+    job->left.fetch_add(1, std::memory_order_relaxed);
+    extent->disk->queue().submit({write, extent->segment->file, place, buffer + (from - offset), to - from,
+                                  [this, job, e = &*extent, place, n = to - from](int error, uint64_t moved) {
+                                    end_part(job, *e, place, n, error, moved);
+                                  }});
+  }
+  end_part(job, extents.front(), 0, 0, 0, 0);
+}
+
+// The last part to end ends the job.
+void Transfers::end_part(const std::shared_ptr<Job>& job, const Extent& extent, uint64_t offset, uint64_t bytes,
+                         int error, uint64_t moved) {
+  const auto text = [&](const std::string& rest) {
+    return join("\"", job->region->label, "\", ", job->bytes, " bytes at offset ", job->offset, ": ", rest);
+  };
+  if (error) {
+    std::lock_guard lock(job->mutex);
+    if (job->error.ok()) {
+      job->error = {plugin_kit::status_of_errno(error),
+                    text(join(job->write ? "write " : "read ", extent.segment->path, ", ", bytes, " bytes at ", offset,
+                              ", ", moved, " moved: ", std::strerror(error)))};
+    }
+  }
+  if (job->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const Region& region = *job->region;
+  for (uint64_t at = 0; !job->write && job->error.ok() && !region.hashes.empty() && at < job->bytes; at += block_) {
+    const uint64_t here = job->offset + at;
+    if (region.hashes[here / block_] == hash_of(job->buffer + at, block_)) continue;
+    const Extent& e = *std::prev(std::upper_bound(region.extents.begin(), region.extents.end(), here,
+                                                  [](uint64_t x, const Extent& each) { return x < each.begin; }));
+    job->error = {STRATA_DATA_LOSS, text(join("the ", block_, " bytes at ", e.offset + (here - e.begin), " of ",
+                                              e.segment->path, " are not what was written there (checksum)"))};
+  }
+  in_flight_.fetch_sub(1, std::memory_order_relaxed);
+  job->ended(job->error);
+}
+
+void Transfers::move_now(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes,
+                         char* buffer) {
+  std::promise<Error> ended;
+  start(write, region, offset, bytes, buffer, [&ended](const Error& error) { ended.set_value(error); });
+  const Error error = ended.get_future().get();
+  if (!error.ok()) throw error;
+}
+
+void Transfers::by_buffer(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes,
+                          char* memory) {
+  std::lock_guard lock(buffer_mutex_);
+  if (!buffer_) {
+    buffer_ = static_cast<char*>(host_memory::allocate(kBuffer));
+    if (!buffer_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kBuffer, " bytes");
+    host_->log(
+        host_->ctx, STRATA_LOG_INFO, "offload_nvme",
+        join("\"", region->label, "\": ", bytes, " bytes at offset ", offset, " to or from memory at ",
+             static_cast<void*>(memory), " are no whole blocks of ", block_, "; such transfers are copied, and slower")
+            .c_str());
+  }
+  for (const uint64_t end = offset + bytes; offset < end;) {
+    const uint64_t from = offset / block_ * block_;
+    const uint64_t here = std::min(end, from + kBuffer);
+    const uint64_t to = (here + block_ - 1) / block_ * block_;
+    if (!write || from < offset || here < to) move_now(false, region, from, to - from, buffer_);
+    char* const place = buffer_ + (offset - from);
+    std::memcpy(write ? place : memory, write ? memory : place, here - offset);
+    if (write) move_now(true, region, from, to - from, buffer_);
+    memory += here - offset;
+    offset = here;
+  }
+}
+
+}  // namespace strata::offload_nvme

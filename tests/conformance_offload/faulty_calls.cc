@@ -1,0 +1,108 @@
+#include "faulty_calls.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "io/calls.h"
+
+namespace strata::test {
+
+Faults& faults() {
+  static Faults* const one = new Faults;  // threads that a test gave up may still ask at the end
+  return *one;
+}
+
+void Faults::clear() {
+  std::lock_guard lock(mutex_);
+  counts_.clear();
+  failing_.clear();
+  fired_ = false;
+  short_transfers = false;
+  interrupt_every = 0;
+  alignment = 0;
+  hang = false;
+}
+
+void Faults::fail(const std::string& call, int nth, int error, bool always) {
+  std::lock_guard lock(mutex_);
+  failing_ = call;
+  nth_ = counts_[call] + nth;
+  error_ = error;
+  always_ = always;
+  fired_ = false;
+}
+
+std::map<std::string, int> Faults::counts() const {
+  std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+int Faults::of(const char* call) {
+  std::lock_guard lock(mutex_);
+  const int count = ++counts_[call];
+  if (failing_ != call || (always_ ? count < nth_ : count != nth_)) return 0;
+  fired_ = true;
+  return error_;
+}
+
+int Faults::of_transfer(const char* call) {
+  while (hang) ::usleep(1000);
+  if (const int error = of(call)) return error;
+  const unsigned n = transfers_++;
+  if (interrupt_every > 0 && n % static_cast<unsigned>(interrupt_every) == 0) return n % 2 ? EINTR : EAGAIN;
+  return 0;
+}
+
+uint64_t Faults::shortened(uint64_t bytes) const {
+  return short_transfers && bytes > 8192 ? bytes / 2 / 4096 * 4096 : bytes;
+}
+
+namespace {
+
+int failed(const char* call) {
+  errno = faults().of(call);
+  return errno ? -1 : 0;
+}
+
+bool breaks_the_rule(int fd, const void* data, size_t bytes, off_t offset) {
+  const uint64_t a = faults().alignment;
+  if (a == 0 || !(::fcntl(fd, F_GETFL) & O_DIRECT)) return false;
+  return reinterpret_cast<uintptr_t>(data) % a || bytes % a || static_cast<uint64_t>(offset) % a;
+}
+
+template <class Real, class Data>
+ssize_t transfer(const char* name, Real real, int fd, Data data, size_t bytes, off_t offset) {
+  if (breaks_the_rule(fd, data, bytes, offset)) {
+    errno = EINVAL;
+    return -1;
+  }
+  errno = faults().of_transfer(name);
+  if (errno) return -1;
+  const ssize_t n = real(fd, data, faults().shortened(bytes), offset);
+  return faults().short_transfers && n > 4096 ? n - 17 : n;  // and not even whole blocks
+}
+
+constexpr io::Calls kFaulty = {
+    [](const char* path, int flags, mode_t mode) { return failed("open") ? -1 : ::open(path, flags, mode); },
+    [](int fd, void* data, size_t bytes, off_t at) { return transfer("pread", ::pread, fd, data, bytes, at); },
+    [](int fd, const void* data, size_t bytes, off_t at) { return transfer("pwrite", ::pwrite, fd, data, bytes, at); },
+    [](int fd, int mode, off_t at, off_t bytes) { return failed("fallocate") ? -1 : ::fallocate(fd, mode, at, bytes); },
+    [](int fd, off_t bytes) { return failed("ftruncate") ? -1 : ::ftruncate(fd, bytes); },
+    [](int fd) { return failed("fsync") ? -1 : ::fsync(fd); },
+    [](const char* path, mode_t mode) { return failed("mkdir") ? -1 : ::mkdir(path, mode); },
+    [](int fd, int operation) { return failed("flock") ? -1 : ::flock(fd, operation); },
+    [](int fd, const char* path, int flags, unsigned mask, struct statx* out) {
+      return faults().alignment || failed("statx") ? -1 : ::statx(fd, path, flags, mask, out);
+    },
+    [](const char* path, struct statvfs* out) { return failed("statvfs") ? -1 : ::statvfs(path, out); },
+};
+
+}  // namespace
+}  // namespace strata::test
+
+namespace strata::io {
+const Calls& calls() { return test::kFaulty; }
+}  // namespace strata::io

@@ -1,0 +1,47 @@
+// faulty_calls.h - the system calls of libs/io for a test: they work, until the test says otherwise.
+//
+// Linked into a test, it takes the place of libs/io/calls.cc and ring_calls.cc. Calls are known by the names of their
+// tables; "completion" is what io_uring answers to a transfer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace strata::test {
+
+class Faults {
+ public:
+  void clear();
+  // The nth call of this name from now on fails with `error`; only that one, or all from then on.
+  void fail(const std::string& call, int nth, int error, bool always = false);
+  bool has_fired() const { return fired_; }
+  std::map<std::string, int> counts() const;  // since clear
+
+  std::atomic<bool> short_transfers{false};  // each moves about half
+  std::atomic<int> interrupt_every{0};       // each nth transfer ends with EINTR or EAGAIN
+  std::atomic<uint64_t> alignment{0};        // direct transfers at other multiples are EINVAL, statx knows nothing
+  std::atomic<bool> hang{false};             // transfers do not end before this is false again
+
+  // For the tables: the errno of this call, 0 when it works.
+  int of(const char* call);
+  // The same of a transfer, which may also hang or be interrupted.
+  int of_transfer(const char* call);
+  // How much of a transfer happens.
+  uint64_t shortened(uint64_t bytes) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, int> counts_;
+  std::string failing_;
+  int nth_ = 0, error_ = 0;
+  bool always_ = false;
+  std::atomic<bool> fired_{false};
+  std::atomic<unsigned> transfers_{0};
+};
+
+Faults& faults();
+
+}  // namespace strata::test

@@ -1,0 +1,562 @@
+// offload_nvme's own promises, on a real file system: every byte of any range, with io_uring and with threads; stripes
+// in proportion; nothing left behind, what the dead left reclaimed, the living left alone; errors with path and
+// numbers.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <map>
+
+#include "shadow.h"
+#include "tests/support/disk_dirs.h"
+
+namespace strata::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+Options at(const std::string& path, const std::string& io = "auto", int probe_ms = 0) {
+  return Options().set("nvme_path", path).set("probe_ms", probe_ms).set("io", io);
+}
+
+size_t mentions(const Tier& tier, const std::string& text) {
+  const auto& lines = tier.rank.log_lines;
+  return static_cast<size_t>(
+      std::count_if(lines.begin(), lines.end(), [&](const auto& line) { return line.find(text) != line.npos; }));
+}
+
+// ---- every byte --------------------------------------------------------------------------------------------------
+
+class EveryByte : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (tier.open(at(dir.path, GetParam())) == STRATA_FAILED_PRECONDITION) {
+      GTEST_SKIP() << reason(STRATA_FAILED_PRECONDITION);
+    }
+    tier.close();
+  }
+  DiskDir dir;
+  Tier tier{"offload_nvme"};
+};
+
+TEST_P(EveryByte, OfOddSizesAndCrookedMemory) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam())), STRATA_OK);
+  for (uint64_t bytes : {uint64_t{1}, uint64_t{511}, uint64_t{512}, uint64_t{513}, uint64_t{4095}, uint64_t{4097},
+                         uint64_t{28'824'000}}) {
+    Shadow region(tier, bytes, 7);
+    EXPECT_EQ(region.read_all(), "") << bytes << ": fresh";
+    for (size_t skew : {0u, 2u}) {
+      EXPECT_EQ(region.write(0, bytes, skew), "") << bytes;
+      EXPECT_EQ(region.read(0, bytes, 2 - skew), "") << bytes;
+    }
+    tier.api->free(tier.self, region.region);
+  }
+  EXPECT_EQ(mentions(tier, "no whole blocks"), 1u) << "a slower way is said once";
+}
+
+TEST_P(EveryByte, OfRandomRanges) {
+  for (const bool checksum : {false, true}) {
+    ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("checksum", checksum)), STRATA_OK);
+    Shadow whole(tier, 5 * kMiB, 1), any(tier, 3 * kMiB + 777, 2);
+    EXPECT_EQ(whole.random_calls(60, 4096), "");
+    EXPECT_EQ(any.random_calls(60, 1), "");
+    EXPECT_EQ(whole.read_all(), "");
+    tier.close();
+  }
+}
+
+TEST_P(EveryByte, OfRegionsOverSegmentsAndDisks) {
+  DiskDir second;
+  // A segment holds less than a region, and the disks share three to one.
+  ASSERT_EQ(tier.open(at(dir.path + " , " + second.path, GetParam())
+                          .set("segment_bytes", int64_t(4 * kMiB))
+                          .set("weights", "3, 1")),
+            STRATA_OK);
+  Shadow a(tier, 16 * kMiB, 3), b(tier, 24 * kMiB, 4);
+  EXPECT_EQ(a.random_calls(20, 4096), "");
+  EXPECT_EQ(b.random_calls(20, 4096), "");
+  EXPECT_EQ(a.read_all(), "");
+  std::map<std::string, uint64_t> bytes;
+  for (const std::string& path : {dir.path, second.path}) {
+    for (const auto& entry : fs::recursive_directory_iterator(path)) {
+      if (!entry.is_regular_file() || entry.path().filename() == "owner") continue;
+      EXPECT_LE(entry.file_size(), 4 * kMiB) << entry.path();
+      bytes[path] += entry.file_size();
+    }
+  }
+  EXPECT_EQ(bytes[dir.path], 30 * kMiB);
+  EXPECT_EQ(bytes[second.path], 10 * kMiB);
+  tier.close();
+  EXPECT_EQ(second.entries(), 0u);
+}
+
+TEST_P(EveryByte, OfFreedRoomIsZeroAgain) {
+  for (const bool fast : {false, true}) {
+    ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("fast_init", fast).set("segment_bytes", int64_t(8 * kMiB))),
+              STRATA_OK);
+    std::vector<strata_region> regions;
+    std::mt19937 random(5);
+    for (int i = 0; i < 60; ++i) {
+      if (regions.size() == 6) {
+        const size_t gone = random() % regions.size();
+        tier.api->free(tier.self, regions[gone]);
+        regions.erase(regions.begin() + static_cast<ptrdiff_t>(gone));
+      }
+      Shadow region(tier, 4096 * (1 + random() % 700), random());
+      ASSERT_EQ(region.read_all(), "") << i;
+      ASSERT_EQ(region.random_calls(1, 4096), "");
+      regions.push_back(region.region);
+    }
+    for (strata_region region : regions) tier.api->free(tier.self, region);
+    EXPECT_EQ(tier.caps().used_bytes, 0u);
+    for (const auto& entry : fs::recursive_directory_iterator(dir.path)) {
+      EXPECT_EQ(entry.path().filename().string().rfind("segment", 0), std::string::npos) << "an empty one is removed";
+    }
+    tier.close();
+  }
+}
+
+TEST_P(EveryByte, BeyondFourGiB) {
+  if (fs::space(dir.path).available < (uint64_t{6} << 30)) GTEST_SKIP() << "less than 6 GiB free at " << dir.path;
+  ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("fast_init", true).set("segment_bytes", int64_t{8} << 30)),
+            STRATA_OK);
+  constexpr uint64_t kRegion = (uint64_t{5} << 30) + 4096;
+  const strata_region region = tier.alloc(kRegion, "vast");
+  void* memory = nullptr;
+  ASSERT_EQ(posix_memalign(&memory, 4096, 2 * kMiB), 0);
+  auto* data = static_cast<char*>(memory);
+  const uint64_t places[] = {0, uint64_t{1} << 31, uint64_t{1} << 32, kRegion - 2 * kMiB};
+  for (size_t i = 0; i < std::size(places); ++i) {
+    std::memset(data, static_cast<int>('a' + i), 2 * kMiB);
+    ASSERT_EQ(tier.write(region, places[i], data, 2 * kMiB), STRATA_OK);
+  }
+  for (size_t i = 0; i < std::size(places); ++i) {
+    ASSERT_EQ(tier.read(region, places[i], data, 2 * kMiB), STRATA_OK);
+    EXPECT_EQ(std::count(data, data + 2 * kMiB, static_cast<char>('a' + i)), static_cast<ptrdiff_t>(2 * kMiB)) << i;
+  }
+  std::free(memory);
+}
+
+TEST_P(EveryByte, OfManyTransfersAtOnce) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("queue_depth", 4)), STRATA_OK);
+  constexpr size_t kCount = 64;
+  constexpr uint64_t kBytes = 3 * kMiB / 2;
+  void* memory = nullptr;
+  ASSERT_EQ(posix_memalign(&memory, 4096, 2 * kCount * kBytes), 0);
+  char *const out = static_cast<char*>(memory), *const back = out + kCount * kBytes;
+  const strata_region region = tier.alloc(kCount * kBytes);
+  for (size_t i = 0; i < kCount * kBytes; ++i) out[i] = static_cast<char>(i * 31 + i / 4096);
+  for (const bool write : {true, false}) {
+    std::vector<Event> done;
+    for (size_t i = 0; i < kCount; ++i) {
+      done.push_back(Event::create());
+      ASSERT_EQ(write ? tier.write(region, i * kBytes, out + i * kBytes, kBytes, done[i].get())
+                      : tier.read(region, i * kBytes, back + i * kBytes, kBytes, done[i].get()),
+                STRATA_OK);
+    }
+    for (Event& each : done) EXPECT_TRUE(each->wait(std::chrono::seconds(60)).ok());
+  }
+  EXPECT_EQ(std::memcmp(out, back, kCount * kBytes), 0);
+  std::free(memory);
+}
+
+// A full queue says so, and drains.
+TEST_P(EveryByte, OfMoreTransfersThanMayBeUnderWay) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("queue_depth", 1)), STRATA_OK);
+  const strata_region region = tier.alloc(4096);
+  alignas(4096) static char block[4096];
+  std::vector<Event> done(3 * tier.caps().max_inflight);
+  for (Event& each : done) {
+    each = Event::create();
+    strata_status code;
+    while ((code = tier.read(region, 0, block, 4096, each.get())) == STRATA_AGAIN) sched_yield();
+    ASSERT_EQ(code, STRATA_OK);
+  }
+  for (Event& each : done) EXPECT_TRUE(each->wait(std::chrono::seconds(60)).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Io, EveryByte, testing::Values("io_uring", "threads"),
+                         [](const auto& tested) { return tested.param; });
+
+class Sectors : public testing::TestWithParam<int> {};
+TEST_P(Sectors, AreKept) {
+  LoopFs disk(64, GetParam());
+  if (!disk.missing.empty()) GTEST_SKIP() << disk.missing;
+  for (const char* io : {"auto", "threads"}) {
+    Tier tier("offload_nvme");
+    ASSERT_EQ(tier.open(at(disk.path, io, 30)), STRATA_OK);
+    EXPECT_EQ(mentions(tier, "alignment " + std::to_string(GetParam()) + ","), 1u);
+    EXPECT_EQ(mentions(tier, "page cache"), 0u);
+    Shadow whole(tier, 5 * kMiB, 1), any(tier, 3 * kMiB + 777, 2);
+    EXPECT_EQ(whole.random_calls(30, 4096), "");
+    EXPECT_EQ(any.random_calls(30, 1), "");
+  }
+}
+INSTANTIATE_TEST_SUITE_P(OfBytes, Sectors, testing::Values(512, 4096));
+
+TEST(OffloadNvme, ServesTmpfsWithAWarning) {
+  char path[] = "/dev/shm/strata-nvme-XXXXXX";
+  if (!::mkdtemp(path)) GTEST_SKIP() << "no /dev/shm";
+  {
+    Tier tier("offload_nvme");
+    ASSERT_EQ(tier.open(at(path)), STRATA_OK);
+    EXPECT_EQ(mentions(tier, "is a tmpfs"), 1u);
+    Shadow region(tier, 3 * kMiB, 1);
+    EXPECT_EQ(region.random_calls(20, 1), "");
+  }
+  EXPECT_EQ(::rmdir(path), 0) << "something was left";
+}
+
+// ---- numbers and refusals ----------------------------------------------------------------------------------------
+
+TEST(OffloadNvme, MeasuresEachDiskAndSaysSo) {
+  DiskDir a, b;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(a.path + "," + b.path, "auto", 60)), STRATA_OK);
+  for (const std::string& path : {a.path, b.path}) {
+    const auto& lines = tier.rank.log_lines;
+    const auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) {
+      return l.find(path + ": ") != l.npos && l.find("share") != l.npos;
+    });
+    ASSERT_NE(line, lines.end());
+    EXPECT_THAT(*line, testing::MatchesRegex(".*MB/s read [0-9]+, write [0-9]+, mixed [0-9]+; [0-9]+ us for.*"));
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(a.path)) {
+    EXPECT_NE(entry.path().filename(), "probe") << "it is needed at the start only";
+  }
+}
+
+TEST(OffloadNvme, RefusesOptions) {
+  DiskDir dir;
+  Tier tier("offload_nvme");
+  const auto refused = [&](Options options) {
+    EXPECT_EQ(tier.open(std::move(options)), STRATA_INVALID_ARGUMENT);
+    EXPECT_EQ(dir.entries(), 0u);
+    return reason(STRATA_INVALID_ARGUMENT);
+  };
+  EXPECT_THAT(refused(Options()), HasSubstr("nvme_path names no directory"));
+  EXPECT_THAT(refused(at(dir.path + ", " + dir.path)), HasSubstr("twice"));
+  EXPECT_THAT(refused(at(dir.path, "posix")), HasSubstr("io = \"posix\""));
+  EXPECT_THAT(refused(at(dir.path).set("budget_bytes", -1)), HasSubstr("budget_bytes = -1"));
+  EXPECT_THAT(refused(at(dir.path).set("queue_depth", 0)), HasSubstr("queue_depth = 0"));
+  EXPECT_THAT(refused(at(dir.path).set("segment_bytes", 4096)), HasSubstr("segment_bytes = 4096"));
+  EXPECT_THAT(refused(at(dir.path).set("weights", "1, 2")), HasSubstr("2 numbers for 1 paths"));
+  EXPECT_THAT(refused(at(dir.path).set("weights", "fast")), HasSubstr("\"fast\" is not a number above 0"));
+}
+
+TEST(OffloadNvme, RefusesPathsItCannotUse) {
+  DiskDir dir;
+  const std::string file = dir.path + "/file";
+  std::ofstream(file) << "x";
+  const std::pair<std::string, strata_status> wrong[] = {
+      {dir.path + "/nowhere", STRATA_NOT_FOUND}, {file, STRATA_NOT_FOUND}, {"no/such/relative", STRATA_NOT_FOUND}};
+  for (const auto& [path, code] : wrong) {
+    Tier tier("offload_nvme");
+    EXPECT_EQ(tier.open(at(path)), code) << path;
+    EXPECT_THAT(reason(code),
+                AllOf(HasSubstr(path), testing::AnyOf(HasSubstr("No such file"), HasSubstr("Not a dir"))));
+  }
+  Tier tier("offload_nvme");
+  EXPECT_NE(tier.open(at("/proc")), STRATA_OK);  // cannot be written to
+  EXPECT_EQ(dir.entries(), 1u);
+}
+
+TEST(OffloadNvme, KeepsItsBudget) {
+  DiskDir dir;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(dir.path).set("budget_bytes", 1'000'001)), STRATA_OK);
+  EXPECT_EQ(tier.caps().budget_bytes, 1'000'001u);
+  tier.alloc(1'000'000);
+  strata_region none = 0;
+  ASSERT_EQ(tier.api->alloc(tier.self, 2, "layer7 master", &none), STRATA_RESOURCE_EXHAUSTED);
+  EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED),
+              AllOf(HasSubstr("layer7 master"), HasSubstr("2 bytes wanted"), HasSubstr("1000001")));
+  EXPECT_EQ(tier.api->alloc(tier.self, UINT64_MAX, "wraps around", &none), STRATA_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(none, 0u);
+  tier.alloc(1);
+  EXPECT_EQ(tier.caps().used_bytes, 1'000'001u);
+  tier.close();
+  // More than the disk has is refused at the start.
+  ASSERT_EQ(tier.open(at(dir.path).set("budget_bytes", int64_t{1} << 60)), STRATA_RESOURCE_EXHAUSTED);
+  EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED),
+              AllOf(HasSubstr(std::to_string(int64_t{1} << 60)), HasSubstr(dir.path), HasSubstr("bytes free")));
+  EXPECT_EQ(dir.entries(), 0u);
+}
+
+TEST(OffloadNvme, SaysWhenTheDiskIsFull) {
+  LoopFs disk(48, 512);
+  if (!disk.missing.empty()) GTEST_SKIP() << disk.missing;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(disk.path)), STRATA_OK);
+  const uint64_t budget = tier.caps().budget_bytes;
+  EXPECT_LT(budget, 48 * kMiB);
+  Shadow kept(tier, 8 * kMiB, 1);
+  ASSERT_EQ(kept.write(0, 8 * kMiB), "");
+  // Somebody else fills the disk.
+  std::vector<char> junk(kMiB);
+  std::ofstream other(disk.path + "/other", std::ios::binary);
+  while (other.write(junk.data(), static_cast<std::streamsize>(junk.size())).flush()) {
+  }
+  strata_region none = 0;
+  ASSERT_EQ(tier.api->alloc(tier.self, 16 * kMiB, "layer7 master", &none), STRATA_RESOURCE_EXHAUSTED);
+  EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED), AllOf(HasSubstr("layer7 master"), HasSubstr("16777216 bytes"),
+                                                       HasSubstr(disk.path), HasSubstr("No space left on device")));
+  EXPECT_EQ(tier.caps().used_bytes, 8 * kMiB);
+  // What was given keeps its room.
+  EXPECT_EQ(kept.random_calls(10, 4096), "");
+  other.close();
+  fs::remove(disk.path + "/other");
+  Shadow later(tier, 16 * kMiB, 2);
+  EXPECT_EQ(later.random_calls(4, 4096), "");
+}
+
+TEST(OffloadNvme, ChecksumsNameTheRegionOfAFlippedBit) {
+  DiskDir dir;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(dir.path).set("checksum", true)), STRATA_OK);
+  tier.alloc(kMiB, "layer2 exp_avg");
+  const strata_region region = tier.alloc(kMiB, "layer3 exp_avg_sq");
+  void* memory = nullptr;
+  ASSERT_EQ(posix_memalign(&memory, 4096, kMiB), 0);
+  std::memset(memory, 'x', kMiB);
+  ASSERT_EQ(tier.write(region, 0, memory, kMiB), STRATA_OK);
+  for (const auto& entry : fs::recursive_directory_iterator(dir.path)) {
+    if (entry.path().filename() != "segment-0") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(kMiB + 5 * 4096 + 17)).put('y');
+  }
+  EXPECT_EQ(tier.read(region, 0, memory, 5 * 4096), STRATA_OK);
+  ASSERT_EQ(tier.read(region, 0, memory, kMiB), STRATA_DATA_LOSS);
+  EXPECT_THAT(reason(STRATA_DATA_LOSS), AllOf(HasSubstr("layer3 exp_avg_sq"), HasSubstr("segment-0"),
+                                              HasSubstr(std::to_string(kMiB + 5 * 4096)), HasSubstr("checksum")));
+  // A new write makes it good.
+  ASSERT_EQ(tier.write(region, 0, memory, kMiB), STRATA_OK);
+  EXPECT_EQ(tier.read(region, 0, memory, kMiB), STRATA_OK);
+  std::free(memory);
+}
+
+// ---- the life of the files ---------------------------------------------------------------------------------------
+
+TEST(OffloadNvmeFiles, TwoInstancesOfOneProcessShareNothing) {
+  DiskDir dir;
+  Tier a("offload_nvme"), b("offload_nvme");
+  ASSERT_EQ(a.open(at(dir.path)), STRATA_OK);
+  ASSERT_EQ(b.open(at(dir.path)), STRATA_OK);
+  EXPECT_EQ(dir.entries(), 2u);
+  Shadow in_a(a, kMiB, 1), in_b(b, 2 * kMiB, 2);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(in_a.random_calls(3, 4096), "");
+    EXPECT_EQ(in_b.random_calls(3, 4096), "");
+  }
+  a.close();
+  EXPECT_EQ(dir.entries(), 1u);
+  EXPECT_EQ(in_b.read_all(), "");
+  b.close();
+  EXPECT_EQ(dir.entries(), 0u);
+}
+
+TEST(OffloadNvmeFiles, APathThatVanishesIsNamed) {
+  DiskDir dir;
+  Tier tier("offload_nvme");
+  const std::string path = dir.path + "/mounted";
+  fs::create_directory(path);
+  ASSERT_EQ(tier.open(at(path).set("segment_bytes", int64_t(kMiB))), STRATA_OK);
+  Shadow region(tier, kMiB, 1);
+  fs::remove_all(path);
+  EXPECT_EQ(region.random_calls(3, 4096), "") << "open files stay";
+  strata_region none = 0;
+  ASSERT_EQ(tier.api->alloc(tier.self, kMiB, "layer7 master", &none), STRATA_NOT_FOUND);
+  EXPECT_THAT(reason(STRATA_NOT_FOUND), AllOf(HasSubstr("layer7 master"), HasSubstr(path), HasSubstr("1048576 bytes")));
+}
+
+TEST(OffloadNvmeFiles, NamesAreBoundedAndPlain) {
+  DiskDir dir;
+  Tier tier("offload_nvme");
+  tier.rank.job = "../" + std::string(5000, 'j') + "/\n x";
+  tier.rank.base.job = tier.rank.job.c_str();
+  ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);
+  ASSERT_EQ(dir.entries(), 1u);
+  const std::string name = fs::directory_iterator(dir.path)->path().filename();
+  EXPECT_LE(name.size(), 100u);
+  EXPECT_THAT(name, testing::MatchesRegex("strata-[-A-Za-z0-9_.]*-r0-[0-9]+-0"));
+}
+
+// A job of its own, in a process of its own, that writes until it is killed or told to end.
+class Neighbour {
+ public:
+  explicit Neighbour(const std::string& path, bool writes = true) {
+    int ready[2], go[2];
+    if (::pipe(ready) != 0 || ::pipe(go) != 0) ADD_FAILURE() << "pipe";
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::close(go[1]);
+      run(path, writes, ready[1], go[0]);
+    }
+    ::close(ready[1]), ::close(go[0]);
+    go_ = go[1];
+    char byte = 0;
+    if (::read(ready[0], &byte, 1) != 1) ADD_FAILURE() << "the neighbour did not start";
+    ::close(ready[0]);
+  }
+  ~Neighbour() {
+    if (pid_ > 0) kill();
+    ::close(go_);
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(std::exchange(pid_, 0), nullptr, 0);
+  }
+  // Its exit status: 0 when all its bytes were right to the end.
+  int end() {
+    if (::write(go_, "e", 1) != 1) ADD_FAILURE() << "the neighbour is gone";
+    int status = 0;
+    ::waitpid(std::exchange(pid_, 0), &status, 0);
+    return status;
+  }
+
+ private:
+  [[noreturn]] static void run(const std::string& path, bool writes, int ready, int go) {
+    int status = 1;
+    {
+      Tier tier("offload_nvme");
+      if (tier.open(at(path)) == STRATA_OK) {
+        Shadow region(tier, 4 * kMiB, 1);
+        status = region.write(0, 4 * kMiB).empty() ? 0 : 1;
+        ::fcntl(go, F_SETFL, writes ? O_NONBLOCK : 0);
+        if (::write(ready, "r", 1) != 1) status = 1;
+        char byte;
+        while (::read(go, &byte, 1) < 0) {
+          if (!region.random_calls(2, 4096).empty()) status = 1;
+        }
+        if (!region.read_all().empty()) status = 1;
+      }
+    }
+    ::_exit(status);
+  }
+  pid_t pid_ = 0;
+  int go_ = -1;
+};
+
+TEST(OffloadNvmeFiles, WhatAKilledJobLeftIsReclaimed) {
+  DiskDir dir;
+  std::mt19937 random(11);
+  for (int round = 0; round < 8; ++round) {
+    Neighbour doomed(dir.path);
+    ::usleep(random() % 30'000);
+    doomed.kill();
+    ASSERT_EQ(dir.entries(), 1u) << "round " << round;
+    Tier tier("offload_nvme");
+    ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);
+    EXPECT_EQ(mentions(tier, "reclaimed "), 1u);
+    EXPECT_EQ(dir.entries(), 1u) << "its own";
+    tier.close();
+    ASSERT_EQ(dir.entries(), 0u);
+  }
+}
+
+TEST(OffloadNvmeFiles, ALivingJobIsLeftAlone) {
+  DiskDir dir;
+  Neighbour lives(dir.path), sleeps(dir.path, false);
+  for (int i = 0; i < 5; ++i) {
+    Neighbour doomed(dir.path);
+    doomed.kill();
+    Tier tier("offload_nvme");
+    ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);
+    EXPECT_EQ(dir.entries(), 3u);
+  }
+  EXPECT_EQ(lives.end(), 0);
+  EXPECT_EQ(sleeps.end(), 0);
+  EXPECT_EQ(dir.entries(), 0u);
+}
+
+// A directory as a dead job would have left it, with one line of its record, or a file, changed.
+std::string leave(const std::string& path, const std::string& key, const std::string& value) {
+  std::string record;
+  {
+    Neighbour doomed(path, false);
+    doomed.kill();
+  }
+  const fs::path left = *fs::directory_iterator(path);
+  std::ifstream in(left / "owner");
+  for (std::string line; std::getline(in, line);) {
+    record += (line.rfind(key + " ", 0) == 0 ? key + " " + value : line) + "\n";
+  }
+  std::ofstream(left / "owner") << record;
+  return left;
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+TEST(OffloadNvmeFiles, OnlyWhatSurelyIsDeadGoes) {
+  const auto is_reclaimed = [](const std::string& key, const std::string& value, const std::string& stranger = "") {
+    DiskDir dir;
+    const std::string left = leave(dir.path, key, value);
+    if (!stranger.empty()) std::ofstream(left + "/" + stranger) << "x";
+    Tier tier("offload_nvme");
+    EXPECT_EQ(tier.open(at(dir.path)), STRATA_OK);
+    return !fs::exists(left);
+  };
+  EXPECT_TRUE(is_reclaimed("none", ""));
+  EXPECT_TRUE(is_reclaimed("boot", "00000000-0000-0000-0000-000000000000"));
+  EXPECT_TRUE(is_reclaimed("pid", std::to_string(::getpid()))) << "that number is another process's now";
+  EXPECT_FALSE(is_reclaimed("host", "another-machine"));
+  EXPECT_FALSE(is_reclaimed("none", "", "notes.txt")) << "somebody's file is in it";
+
+  // The record speaks of a dead one, and yet the lock is held (a process of another container).
+  DiskDir shared;
+  Tier holds("offload_nvme"), comes("offload_nvme");
+  ASSERT_EQ(holds.open(at(shared.path)), STRATA_OK);
+  holds.alloc(kMiB);
+  const fs::path held = *fs::directory_iterator(shared.path);
+  std::ofstream(held / "owner") << "host " << host_name() << "\nboot none\npid 1\nstart 1\n";
+  ASSERT_EQ(comes.open(at(shared.path)), STRATA_OK);
+  EXPECT_TRUE(fs::exists(held / "segment-0"));
+
+  // The lock is free, and yet the process lives (a file system without locks).
+  DiskDir dir;
+  const std::string self = "/proc/self/stat";
+  std::ifstream stat(self);
+  std::string word;
+  for (int field = 1; field <= 22; ++field) stat >> word;
+  const std::string left = leave(dir.path, "pid", std::to_string(::getpid()));
+  std::ifstream in(left + "/owner");
+  std::string record;
+  for (std::string line; std::getline(in, line);)
+    record += (line.rfind("start ", 0) == 0 ? "start " + word : line) + "\n";
+  std::ofstream(left + "/owner") << record;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);
+  EXPECT_TRUE(fs::exists(left));
+}
+
+TEST(OffloadNvmeFiles, ManyAtOnceComeAndGo) {
+  DiskDir dir;
+  std::vector<std::thread> threads;
+  std::atomic<int> failed{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 5; ++i) {
+        Tier tier("offload_nvme");
+        if (tier.open(at(dir.path)) != STRATA_OK)
+          ++failed;
+        else if (Shadow(tier, kMiB, 1).random_calls(3, 4096) != "")
+          ++failed;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(dir.entries(), 0u);
+}
+
+}  // namespace
+}  // namespace strata::test
