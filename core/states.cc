@@ -105,22 +105,26 @@ int States::canonical_index(const Segment& s, const std::string& name) const {
   return -1;
 }
 
-uint64_t States::buffer_bytes(const Segment& s, uint64_t count) const {
-  const auto& layout = layout_of(s);
-  uint64_t per_element = dtype_size(s.dtype);
-  for (uint32_t a = 0; a < layout.array_count; ++a) per_element += layout.arrays[a].bytes_per_element;
-  return per_element * count;
+uint64_t States::array_bytes(const Piece& piece) const {
+  const auto& layout = layout_of(segment(piece));
+  uint64_t bytes = 0;
+  for (uint32_t a = 0; a < layout.array_count; ++a) bytes += piece.count * layout.arrays[a].bytes_per_element;
+  return bytes;
+}
+
+uint64_t States::buffer_bytes(const Piece& piece) const {
+  return (state_in_place(piece) ? 0 : array_bytes(piece)) + (weight_in_place(piece) ? 0 : weight_bytes(piece));
 }
 
 void States::point(const Piece& piece, char* buffer, std::vector<void*>* arrays, void** weight) const {
-  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
+  const Segment& s = segment(piece);
   const auto& layout = layout_of(s);
   arrays->clear();
   for (uint32_t a = 0; a < layout.array_count; ++a) {
     const uint64_t size = layout.arrays[a].bytes_per_element;
     char* there = regions_[piece.unit][piece.segment][a].address();
-    arrays->push_back(state_in_place(piece) ? there + piece.begin * size : buffer);
-    buffer += piece.count * size;
+    arrays->push_back(state_in_place(piece) ? there + piece.begin * size
+                                            : std::exchange(buffer, buffer + piece.count * size));
   }
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
   *weight = weight_in_place(piece) ? owned.address + piece.begin * dtype_size(s.dtype) : buffer;
@@ -135,7 +139,7 @@ Status States::move_arrays(bool write, const Piece& piece, char* buffer, const s
                            std::vector<Work>* done) const {
   if (state_in_place(piece)) return Ok();
   const Tier& tier = places_.tier(piece.unit);
-  const auto& layout = layout_of(layout_.units[piece.unit].segments[piece.segment]);
+  const auto& layout = layout_of(segment(piece));
   for (uint32_t a = 0; a < layout.array_count; ++a) {
     const uint64_t size = layout.arrays[a].bytes_per_element, offset = piece.begin * size, bytes = piece.count * size;
     const Region& region = regions_[piece.unit][piece.segment][a];
@@ -145,9 +149,10 @@ Status States::move_arrays(bool write, const Piece& piece, char* buffer, const s
       STRATA_RETURN_IF_ERROR(device_.copy(write ? there : here, write ? here : there, bytes, stream));
       tier.count(write, bytes);
     } else {
-      strata_event* moved = done->emplace_back(Work::create()).event();
-      STRATA_RETURN_IF_ERROR(write ? tier.write(region, offset, bytes, here, moved)
-                                   : tier.read(region, offset, bytes, here, moved));
+      const Work work = Work::create();
+      STRATA_RETURN_IF_ERROR(write ? tier.write(region, offset, bytes, here, work.event())
+                                   : tier.read(region, offset, bytes, here, work.event()));
+      done->push_back(work);  // a transfer that was refused never ends
     }
   }
   return Ok();
@@ -157,15 +162,16 @@ Status States::move_arrays(bool write, const Piece& piece, char* buffer, const s
 Status States::move_weight(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
                            std::vector<Work>* done) const {
   if (weight_in_place(piece)) return Ok();
-  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
-  const uint64_t size = dtype_size(s.dtype), bytes = piece.count * size;
-  char* here = buffer + buffer_bytes(s, piece.count) - bytes;
+  const uint64_t size = dtype_size(segment(piece).dtype), bytes = piece.count * size;
+  char* here = buffer + buffer_bytes(piece) - bytes;
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
   if (!owned.address) {
-    const Work& work = done->emplace_back(Work::create());
+    const Work work = Work::create();
     const uint64_t offset = owned.offset + piece.begin * size;
-    return write ? weights_.tier().write(*owned.region, offset, bytes, here, work.event())
-                 : weights_.tier().read(*owned.region, offset, bytes, here, work.event());
+    STRATA_RETURN_IF_ERROR(write ? weights_.tier().write(*owned.region, offset, bytes, here, work.event())
+                                 : weights_.tier().read(*owned.region, offset, bytes, here, work.event()));
+    done->push_back(work);
+    return Ok();
   }
   char* there = owned.address + piece.begin * size;
   STRATA_RETURN_IF_ERROR(device_.copy(write ? there : here, write ? here : there, bytes, stream));
@@ -180,8 +186,7 @@ Status States::move_weight(bool write, const Piece& piece, char* buffer, const s
 Status States::load(const Piece& piece, char* buffer, bool weight_too, const strata_stream* stream,
                     std::vector<Work>* done) const {
   STRATA_RETURN_IF_ERROR(move_arrays(false, piece, buffer, stream, done));
-  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
-  const bool is_state = (layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0;
+  const bool is_state = (layout_of(segment(piece)).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0;
   return is_state || weight_too ? move_weight(false, piece, buffer, stream, done) : Ok();
 }
 

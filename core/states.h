@@ -52,8 +52,10 @@ class States {
   }
   // State and weights are updated where they lie. Known before anything is allocated.
   bool in_place(const Piece& piece) const { return state_in_place(piece) && weight_in_place(piece); }
-  // Bytes a buffer needs to hold a piece of `count` elements: state arrays, then the weight.
-  uint64_t buffer_bytes(const Segment& s, uint64_t count) const;
+  // Bytes of a buffer that holds what is not in place of a piece: state arrays, then the weight.
+  uint64_t buffer_bytes(const Piece& piece) const;
+  // Of a piece's state and weight, wherever they are.
+  uint64_t bytes(const Piece& piece) const { return array_bytes(piece) + weight_bytes(piece); }
   // Pointers to the arrays and the weight of a piece: in place, or into `buffer`.
   void point(const Piece& piece, char* buffer, std::vector<void*>* arrays, void** weight) const;
   // Moves a piece between where it lies and a buffer of `memory_for_updates`: the arrays, and the weight where it is
@@ -72,6 +74,9 @@ class States {
  private:
   Status check_on_device(const Segment& s) const;
   Status check_memory(const strata_optim_layout& layout, bool on_host) const;
+  const Segment& segment(const Piece& piece) const { return layout_.units[piece.unit].segments[piece.segment]; }
+  uint64_t array_bytes(const Piece& piece) const;
+  uint64_t weight_bytes(const Piece& piece) const { return piece.count * dtype_size(segment(piece).dtype); }
   bool state_in_place(const Piece& piece) const { return places_.tier(piece.unit).addressable() && !piece.streamed; }
   bool weight_in_place(const Piece& piece) const {
     const bool same_side = !device_.is_asynchronous() || on_host(piece) != weights_.on_device(piece.unit);

@@ -27,8 +27,8 @@ class Size:
 
     @property
     def uses(self):
-        """Elements that a micro-batch gathers: a block's matrices twice, once more to compute it again, embeddings and
-        head once. Biases and norms are below param_persistence_threshold, and stay.
+        """Elements that a micro-batch gathers: a block's matrices for the forward and to compute it again, embeddings
+        and head once. Biases and norms are below param_persistence_threshold, and stay.
         """
         return (24 * self.layers * self.width + 2 * self.vocabulary + self.length) * self.width
 
@@ -161,7 +161,8 @@ MODES = {
     "strata_nvme": strata("optimizer on NVMe", {**TIGHT, O + "device": "nvme"}),
 }
 
-LARGE_UNITS = {Z + "max_live_parameters": 6e8}  # a block of these models has 2e8 params
+# A block of these models has 2e8 params. Machines whose memory grows with its use show a part of it at the start.
+LARGE_UNITS = {Z + "max_live_parameters": 6e8, "host_memory_limit": int(134e9)}
 NOT_PINNED = {O + "pin_memory": False}
 ALL_NOT_PINNED = {**NOT_PINNED, P + "pin_memory": False}
 

@@ -102,6 +102,11 @@ struct Rules {
     if (o.device == OffloadDevice::kNvme && o.split_update)
       error(kOptimizer + "split_update", "= true streams state from host memory, and `" + kOptimizer +
                                              "device` is \"nvme\"" + origin + "; use \"cpu\"");
+    if (o.device == OffloadDevice::kCpu && o.split_update && !o.pin_memory)
+      warnings->push_back({s.origin(kOptimizer + "split_update"),
+                           "`" + kOptimizer + "split_update` without `" + kOptimizer +
+                               "pin_memory` = true: state is copied through memory that is not page-locked, several "
+                               "times slower"});
     if (o.ratio < 1 && o.device_state_budget > 0)
       error(kOptimizer + "ratio", "and `" + kOptimizer +
                                       "device_state_budget` both say what stays on the device; "

@@ -20,7 +20,7 @@ uint64_t DeviceLane::buffer_bytes(bool streams) const {
       const Segment& s = layout_.units[u].segments[i];
       const States::Piece piece{u, i, 0, std::min(kStreamed, layout_.owned(s).size()), streamed};
       if (!s.trainable || states_.on_host(piece) || states_.in_place(piece)) continue;
-      largest = std::max(largest, states_.buffer_bytes(s, piece.count) + update_.gradient_bytes(piece));
+      largest = std::max(largest, states_.buffer_bytes(piece) + update_.gradient_bytes(piece));
     }
   }
   return largest * kBuffers;
@@ -61,7 +61,7 @@ Status DeviceLane::run(const UpdateJob& job, const std::vector<UpdatePart>& part
       if (buffer) STRATA_RETURN_IF_ERROR(bring(part, *buffer, &grad));
       updates_.mark("wait", unit);
       STRATA_RETURN_IF_ERROR(update_.run(part.piece, buffer ? buffer->memory.at(0) : nullptr, grad, updates_.c()));
-      updates_.mark("update", unit, states_.buffer_bytes(s, part.piece.count), s.name);
+      updates_.mark("update", unit, states_.bytes(part.piece), s.name);
       if (buffer) STRATA_RETURN_IF_ERROR(take_back(part, *buffer));
       Marker end;
       if (part.last) STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, writer(unit).c(), &end));
@@ -91,12 +91,12 @@ Status DeviceLane::bring(const UpdatePart& part, Buffer& buffer, const char** gr
   in_.mark("wait", piece.unit);
   STRATA_RETURN_IF_ERROR(states_.load(piece, buffer.memory.at(0), false, in_.c(), nullptr));
   if (piece.streamed) {
-    char* here = buffer.memory.at(states_.buffer_bytes(s, piece.count));
+    char* here = buffer.memory.at(states_.buffer_bytes(piece));
     STRATA_RETURN_IF_ERROR(device_.copy(here, *grad, update_.gradient_bytes(piece), in_.c()));
     states_.places().tier(piece.unit).count(false, update_.gradient_bytes(piece));
     *grad = here;
   }
-  in_.mark("state in", piece.unit, states_.buffer_bytes(s, piece.count), s.name);
+  in_.mark("state in", piece.unit, states_.buffer_bytes(piece), s.name);
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, in_.c(), &brought_));
   return brought_.before(updates_.c());
 }
@@ -109,7 +109,7 @@ Status DeviceLane::take_back(const UpdatePart& part, Buffer& buffer) {
   STRATA_RETURN_IF_ERROR(updated.before(out_.c()));
   out_.mark("wait", piece.unit);
   STRATA_RETURN_IF_ERROR(states_.store(piece, buffer.memory.at(0), out_.c(), nullptr));
-  out_.mark("state out", piece.unit, states_.buffer_bytes(s, piece.count), s.name);
+  out_.mark("state out", piece.unit, states_.buffer_bytes(piece), s.name);
   return Marker::at_end_of(device_, out_.c(), &buffer.free);
 }
 

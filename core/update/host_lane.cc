@@ -10,8 +10,8 @@ uint64_t HostLane::largest_part(uint64_t elements) const {
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
-      if (!s.trainable || !states_.on_host({u, i}) || states_.in_place({u, i})) continue;
-      largest = std::max(largest, states_.buffer_bytes(s, std::min(elements, layout_.owned(s).size())));
+      const States::Piece piece{u, i, 0, std::min(elements, layout_.owned(s).size())};
+      if (s.trainable && states_.on_host(piece)) largest = std::max(largest, states_.buffer_bytes(piece));
     }
   }
   return largest;
@@ -108,11 +108,13 @@ Status HostLane::update(const UpdatePart& part, Buffer& buffer) {
   const States::Piece& piece = part.piece;
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   Span span(trace_.update, "update", piece.unit);
-  span.note(states_.buffer_bytes(s, piece.count), s.name);
+  span.note(states_.bytes(piece), s.name);
   STRATA_RETURN_IF_ERROR(update_.run(piece, buffer.memory.at(0), update_.gradient(piece), nullptr));
-  if (!states_.places().on_device(piece.unit) && weights_.tier().kind() == kDeviceTier) {
-    add(counters_.tier_read[kCpuTier], piece.count * dtype_size(s.dtype));  // new weights leave the CPU tier
-  }
+  if (states_.places().on_device(piece.unit) || weights_.tier().kind() != kDeviceTier) return Ok();
+  // New weights leave the tier; old ones come to it where they are half of the master.
+  const uint64_t bytes = piece.count * dtype_size(s.dtype);
+  add(counters_.tier_read[kCpuTier], bytes);
+  if ((states_.layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0) add(counters_.tier_write[kCpuTier], bytes);
   return Ok();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 #include <utility>
 
 #include "core/fpu.h"
@@ -175,10 +176,15 @@ Status Updater::run_lanes(UpdateJob& job, const Side& host, const Side& device) 
 Status Updater::run_both(const UpdateJob& job, const Side& host, const Side& device, const Marker& start,
                          const UnitDoneFn& done) {
   Status streamed;
-  std::thread lane([&] {
-    bind_this_thread(cpus_);
-    streamed = device_lane_.run(job, device.parts, start, done);
-  });
+  std::thread lane;
+  try {
+    lane = std::thread([&] {
+      bind_this_thread(cpus_);
+      streamed = device_lane_.run(job, device.parts, start, done);
+    });
+  } catch (const std::system_error& error) {
+    return {STRATA_RESOURCE_EXHAUSTED, std::string("no thread for streamed state: ") + error.what()};
+  }
   const int64_t began = trace_clock();
   const Status on_host = host_lane_.run(job, host.parts, done);
   last_host_ = {host.streamable, 1e-9 * static_cast<double>(trace_clock() - began)};

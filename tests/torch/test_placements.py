@@ -21,6 +21,16 @@ PLACEMENTS = [
     (3, [f"{ZERO}.overlap_comm=false"]), (1, [f"{ZERO}.overlap_comm=false"]),
     (3, [f"{ZERO}.max_live_parameters=20000", f"{ZERO}.max_reuse_distance=0"]),
     (3, [f"{ZERO}.param_persistence_threshold=100"]), (3, [f"{ZERO}.contiguous_gradients=false"])]
+# Part of an offloaded update on the device, which must have memory of its own. A block's state is about 150,000 bytes.
+SPLIT, CUT = f"{ZERO}.offload_optimizer.split_update=true", f"{ZERO}.sub_group_size=2048"
+SHARE, RATIO, BUDGET = (f"{ZERO}.offload_optimizer.{key}=" for key in ("split_share", "ratio", "device_state_budget"))
+DEVICE_PARTS = [
+    (3, [*OFFLOAD, SPLIT, SHARE + "0.5", CUT]), (3, [*OFFLOAD_ALL, SPLIT, SHARE + "0.5", CUT]),
+    (3, [*OFFLOAD, BUDGET + "2e5", SPLIT, CUT]), (3, [*OFFLOAD, SPLIT, SHARE + "0.25", CUT]),
+    (3, [*OFFLOAD, SPLIT, SHARE + "1"]), (3, [*OFFLOAD_ALL, SPLIT]), (2, [*OFFLOAD, SPLIT]),
+    (1, [*OFFLOAD, SPLIT, CUT]), (3, [*OFFLOAD, RATIO + "0.5"]), (2, [*OFFLOAD, RATIO + "0"]),
+    (3, [*OFFLOAD, BUDGET + "2e5"]), (3, [*OFFLOAD_ALL, BUDGET + "2e5"]),
+    (3, [*OFFLOAD_ALL, BUDGET + "2e5", SPLIT, CUT])]
 WHERE = [pytest.param("cpu", 1, id="cpu"), pytest.param("cpu", 2, id="2 ranks"),
          pytest.param("cuda", 1, id="GPU", marks=on_gpus(1)), pytest.param("cuda", 2, id="2 GPUs", marks=on_gpus(2))]
 
@@ -43,7 +53,10 @@ def test_the_same_bits_at_every_placement(tmp_path, device, world):
     reference = train(tmp_path, device, world, 0, **options)
     # One rank on the CPU has little to place, two on GPUs are processes that take seconds to start: some will do.
     every = (device, world) in (("cpu", 2), ("cuda", 1))
-    for stage, extra in PLACEMENTS if every else PLACEMENTS[1:4] + PLACEMENTS[7:9] + PLACEMENTS[11:15]:
+    placements = PLACEMENTS if every else PLACEMENTS[1:4] + PLACEMENTS[7:9] + PLACEMENTS[11:15]
+    if device == "cuda":
+        placements = placements + (DEVICE_PARTS if every else DEVICE_PARTS[:3])
+    for stage, extra in placements:
         for ours, other in zip(train(tmp_path, device, world, stage, extra, **options), reference):
             assert_same_run(ours, other, (stage, extra))
 
@@ -54,6 +67,23 @@ def test_micro_batches_in_fp32_give_the_same_bits():
     reference = small_gpt.train(2, 12, **options)
     for stage, extra in [placement for placement in PLACEMENTS if placement[0] >= 2][1:8]:
         assert_same_run(small_gpt.train(stage, 12, extra=extra, **options), reference, (stage, extra))
+
+
+@on_gpus(1)
+def test_micro_batches_of_which_the_device_updates_a_part():
+    """Their sums are fp32, and cross to the host and back as such."""
+    options = {"checkpointing": "nonreentrant", "bf16": True, "micro": 3}
+    deterministic_cuda()
+    reference = small_gpt.train(3, 12, extra=small_gpt.on_cuda(), **options)
+    for stage, extra in DEVICE_PARTS:
+        if stage > 1:
+            assert_same_run(small_gpt.train(stage, 12, extra=small_gpt.on_cuda(extra), **options), reference, extra)
+
+
+def test_parts_of_an_update_on_a_device_without_memory_of_its_own_are_refused():
+    for stage, extra in DEVICE_PARTS:
+        with pytest.raises(strata.FailedPrecondition, match="has no memory of its own"):
+            small_gpt.train(stage, 1, extra=extra)
 
 
 @pytest.mark.parametrize("device, world", WHERE)

@@ -222,6 +222,9 @@ def test_formula_where_params_lie_in_host_memory_too():
             whole * (fetched + 2 * (blocks + once) + 4 * resident), rel=1e-9)
         assert per_param(job, **split(1.0, **there)) * size.params == pytest.approx(
             whole * (fetched + 30 * (blocks + once) + 28 * resident), rel=1e-9)
+        both = split(0.5, **there, **{jobs.LAYOUT: "split"})  # gradients out; half of them in, with state both ways
+        assert per_param(job, **both) * size.params == pytest.approx(
+            whole * (fetched + (2 + (2 + 24) / 2) * (blocks + once) + (2 + (2 + 20) / 2 + 4 / 2) * resident), rel=1e-9)
     assert per_param("params", 0.5, **there) is None and per_param("tiny", **there) is None
 
 

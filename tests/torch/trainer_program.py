@@ -38,6 +38,8 @@ def main(out):
     result["resumed"] = hf.history(trainer)[3:]
     hf.close(trainer)
     (out / f"rank{result['rank']}.json").write_text(json.dumps(result))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads do not outlive the interpreter
 
 
 if __name__ == "__main__":

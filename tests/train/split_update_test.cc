@@ -49,6 +49,17 @@ TEST(SplitUpdate, MovesWhatTheFormulaSays) {
   }
 }
 
+// The weight is half of a split master: what the host updates needs the old one.
+TEST(SplitUpdate, MovesTheOldWeightOfASplitMaster) {
+  const std::string low = "optimizer.params.state_layout=split";
+  Crossed c = crossed(offloaded({kOffload + "split_update=true", kOffload + "split_share=0", low}));
+  EXPECT_DOUBLE_EQ(c.in, 2);
+  EXPECT_DOUBLE_EQ(c.out, 2 + 2);
+  c = crossed(offloaded({kOffload + "split_update=true", kOffload + "split_share=1", low}));
+  EXPECT_DOUBLE_EQ(c.in, 2 + 10);
+  EXPECT_DOUBLE_EQ(c.out, 2 + 10);
+}
+
 TEST(SplitUpdate, StateOnTheDeviceMovesNothing) {
   const Crossed all = crossed(offloaded({kOffload + "ratio=0"}));
   EXPECT_EQ(all.in, 0);
@@ -96,7 +107,9 @@ TEST(SplitUpdate, ThePlanSaysWhereStateAndBuffersAre) {
   EXPECT_EQ(plan["1 reduced gradients"], 2 * (kParams - 49152));
   plan = plan_of(offloaded({kOffload + "split_update=true"}));
   EXPECT_EQ(plan["1 optimizer state"], 12 * kParams);
-  EXPECT_EQ(plan["0 buffers of streamed state"], 3u * 16 * 40960);
+  // Of the largest unit: state and gradient come to the device, where the weight is; new weights of the host's parts.
+  EXPECT_EQ(plan["0 buffers of streamed state"], 3u * 14 * 40960);
+  EXPECT_EQ(plan["1 update buffers"], 12u * 2 * 2048);
 }
 
 struct Refused {

@@ -113,11 +113,35 @@ TEST(ManifestRules, TheDevicesPartInAnOffloadedUpdate) {
     accepted(nvme + o + key);
   }
   accepted(cpu + o + "split_update = true\nplugins.device_optimizer = \"mine\"");
+  std::vector<std::string> warnings;
+  accepted(cpu + o + "split_update = true", {}, &warnings);
+  EXPECT_THAT(warnings, testing::ElementsAre(HasSubstr("pin_memory` = true")));
+  warnings.clear();
+  accepted(cpu + o + "split_update = true\n" + o + "pin_memory = true", {}, &warnings);
+  EXPECT_TRUE(warnings.empty());
   EXPECT_THAT(refusal(nvme + o + "split_update = true"), HasSubstr("is \"nvme\" (m.toml:1:"));
   EXPECT_THAT(refusal(cpu + o + "split_share = 0.5"),
               HasSubstr("`zero_optimization.offload_optimizer.split_update` is"));
   EXPECT_THAT(refusal(cpu + o + "ratio = 0.5\n" + o + "device_state_budget = 1000"), HasSubstr("give one"));
   EXPECT_THAT(refusal(cpu + "plugins.device_optimizer = \"mine\""), HasSubstr("has no part in the update"));
+}
+
+TEST(ManifestRules, OneTierServesStateAndParamsOnDisk) {
+  const std::string o = "zero_optimization.offload_optimizer.", p = "zero_optimization.offload_param.";
+  const std::string both = "zero_optimization.stage = 3\n" + o + "device = \"nvme\"\n" + p + "device = \"nvme\"\n" + o +
+                           "nvme_path = \"/a, /b\"\n" + p + "nvme_path = ";
+  accepted(both + "\"/a, /b\"");
+  EXPECT_THAT(refusal(both + "\"/a\""),
+              testing::AllOf(HasSubstr("\"/a\""), HasSubstr("\"/a, /b\""), HasSubstr("differ")));
+}
+
+TEST(ManifestRules, PathListsAreRelativeToTheManifest) {
+  Settings s;
+  s.manifest_dir = "/runs";
+  EXPECT_EQ(s.resolve_list("fast"), "/runs/fast");
+  EXPECT_EQ(s.resolve_list(" /a,b ,, c/d"), "/a, /runs/b, /runs/c/d");
+  EXPECT_EQ(s.resolve_list(""), "");
+  EXPECT_EQ(s.resolve_list(" , "), "");
 }
 
 TEST(ManifestRules, PluginsOfATierNeedTheirTier) {
