@@ -186,7 +186,7 @@ Status Engine::place_states() {
   for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes.push_back(states_->bytes_of(u));
   const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
   const double all = static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
-  const uint64_t rest = static_cast<uint64_t>(all * (1 - offload.ratio));
+  const auto rest = static_cast<uint64_t>(std::llround(all * (1 - offload.ratio)));
   state_places_->choose(bytes, std::max(rest, static_cast<uint64_t>(offload.device_state_budget)));
   return Ok();
 }
@@ -492,6 +492,7 @@ Status Engine::write_param(uint32_t param, const strata_tensor* value, int32_t r
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, what + ": a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(between_steps(what));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_write(param, value, root), what));
+  STRATA_RETURN_IF_ERROR(weights_->wait_for_readers());
   return tensors_->write(param, value, root).during(what);
 }
 
@@ -537,6 +538,7 @@ Status Engine::load(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(between_steps("strata_load"));
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, "strata_load: a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(open_checkpoint());
+  STRATA_RETURN_IF_ERROR(weights_->wait_for_readers());
   bool changed = false;
   Status loaded = snapshot_->load(root, tag, &run_, &changed);
   if (!loaded.ok() && changed) note_failure(loaded);  // half loaded: only another load, or close

@@ -111,6 +111,11 @@ Status Engine::open_plugins(const strata_engine_args& args) {
 
   STRATA_RETURN_IF_ERROR(open_tier(OffloadDevice::kNone, &device_tier_));
   STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_optimizer.device, &state_tier_));
+  if (settings_.zero_optimization.offload_optimizer.split_update && !state_tier_->addressable()) {
+    return {STRATA_FAILED_PRECONDITION, "zero_optimization.offload_optimizer.split_update = true: plugin \"" +
+                                            settings_.plugins.offload_cpu +
+                                            "\" has no addressable memory to stream state from"};
+  }
   STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_param.device, &weight_tier_));
   const strata_optimizer_api* optimizer = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.optimizer, STRATA_OPTIMIZER, &optimizer_, &optimizer));

@@ -398,6 +398,14 @@ bool Weights::prefetch_one(uint32_t unit) {
   return true;
 }
 
+Status Weights::wait_for_readers() const {
+  for (const Slot& slot : slots_) {
+    for (const Use& use : slot.uses) STRATA_RETURN_IF_ERROR(use.end.before(nullptr, queue_.patience()));
+    if (slot.shard_read) STRATA_RETURN_IF_ERROR(slot.shard_read.before(nullptr, queue_.patience()));
+  }
+  return Ok();
+}
+
 // ---- updates -----------------------------------------------------------------------------------------------------
 
 void Weights::begin_update(uint32_t unit, Work updated, std::vector<Work>* after) {

@@ -63,6 +63,8 @@ class Weights {
   // Address of element 0 of a param while its unit is fetched, else NULL.
   void* address(const Param& owner) const;
 
+  // What was enqueued with weights that were fetched is done, and gathers have read their shards: they may be written.
+  Status wait_for_readers() const;
   // An update of `unit` is about to run, behind `after`; fetches wait for `updated`.
   void begin_update(uint32_t unit, Work updated, std::vector<Work>* after);
   // The step is over: views have ended, the recorded order becomes the prediction, slabs of old weights go.

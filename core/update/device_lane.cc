@@ -89,7 +89,7 @@ Status DeviceLane::bring(const UpdatePart& part, Buffer& buffer, const char** gr
   }
   STRATA_RETURN_IF_ERROR(buffer.free.before(in_.c()));
   in_.mark("wait", piece.unit);
-  STRATA_RETURN_IF_ERROR(states_.load(piece, buffer.memory.at(0), false, in_.c(), nullptr));
+  STRATA_RETURN_IF_ERROR(states_.load(piece, buffer.memory.at(0), !update_.updates_all(piece), in_.c(), nullptr));
   if (piece.streamed) {
     char* here = buffer.memory.at(states_.buffer_bytes(piece));
     STRATA_RETURN_IF_ERROR(device_.copy(here, *grad, update_.gradient_bytes(piece), in_.c()));

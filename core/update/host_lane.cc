@@ -99,7 +99,8 @@ Status HostLane::read(const UpdatePart& part, Buffer& buffer) {
   const Span span(trace_.update, "read", part.piece.unit, nullptr, !states_.in_place(part.piece));
   STRATA_RETURN_IF_ERROR(wait(buffer.writes));
   stream_.mark(nullptr);
-  STRATA_RETURN_IF_ERROR(states_.load(part.piece, buffer.memory.at(0), false, stream_.c(), &buffer.reads));
+  STRATA_RETURN_IF_ERROR(
+      states_.load(part.piece, buffer.memory.at(0), !update_.updates_all(part.piece), stream_.c(), &buffer.reads));
   if (!buffer.reads.empty()) stream_.mark("from tier", part.piece.unit);
   return Ok();
 }
@@ -110,11 +111,12 @@ Status HostLane::update(const UpdatePart& part, Buffer& buffer) {
   Span span(trace_.update, "update", piece.unit);
   span.note(states_.bytes(piece), s.name);
   STRATA_RETURN_IF_ERROR(update_.run(piece, buffer.memory.at(0), update_.gradient(piece), nullptr));
-  if (states_.places().on_device(piece.unit) || weights_.tier().kind() != kDeviceTier) return Ok();
-  // New weights leave the tier; old ones come to it where they are half of the master.
+  if (states_.places().on_device(piece.unit) || !weights_.on_device(piece.unit)) return Ok();
+  // New weights leave the tier; old ones come to it where they are half of the master, or where some of them stay.
   const uint64_t bytes = piece.count * dtype_size(s.dtype);
   add(counters_.tier_read[kCpuTier], bytes);
-  if ((states_.layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0) add(counters_.tier_write[kCpuTier], bytes);
+  const bool is_state = (states_.layout_of(s).flags & STRATA_OPTIM_WEIGHT_IS_STATE) != 0;
+  if (is_state || !update_.updates_all(piece)) add(counters_.tier_write[kCpuTier], bytes);
   return Ok();
 }
 

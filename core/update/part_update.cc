@@ -30,6 +30,15 @@ const char* PartUpdate::gradient(const States::Piece& piece) const {
   return gradients_.owned(piece.unit, piece.segment) + piece.begin * dtype_size(dtype(piece));
 }
 
+bool PartUpdate::updates_all(const States::Piece& piece) const {
+  const Segment& s = layout_.units[piece.unit].segments[piece.segment];
+  const uint64_t first = layout_.owned(s).begin + piece.begin;
+  for (const Run& run : s.runs) {
+    if (intersect(run.range, {first, first + piece.count}).size() > 0 && !job_->outcome->used[run.unit]) return false;
+  }
+  return true;
+}
+
 Status PartUpdate::run(const States::Piece& piece, char* buffer, const char* grad, const strata_stream* stream) const {
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   const Optimizer& optimizer = states_.optimizer(piece);

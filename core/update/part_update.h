@@ -24,6 +24,8 @@ class PartUpdate {
   // return where the part's update runs on the host.
   Status run(const States::Piece& piece, char* buffer, const char* grad, const strata_stream* stream) const;
 
+  // Whether all of the piece is updated: not where it holds params of a registered unit that nobody used.
+  bool updates_all(const States::Piece& piece) const;
   // Where a part's reduced gradient lies, and what it takes.
   const char* gradient(const States::Piece& piece) const;
   uint64_t gradient_bytes(const States::Piece& piece) const { return piece.count * dtype_size(dtype(piece)); }

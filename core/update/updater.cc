@@ -11,9 +11,10 @@
 namespace strata {
 
 namespace {
-uint64_t part_elements(const ZeroSettings& settings, bool splits) {
+// The device lane's buffers are for parts of kStreamed.
+uint64_t part_elements(const ZeroSettings& settings) {
   const auto group = static_cast<uint64_t>(settings.sub_group_size);
-  const uint64_t most = splits ? std::min(group, DeviceLane::kStreamed) : group;
+  const uint64_t most = settings.offload_optimizer.uses_device() ? std::min(group, DeviceLane::kStreamed) : group;
   return std::max(kShardElements, most / kShardElements * kShardElements);
 }
 }  // namespace
@@ -24,7 +25,7 @@ Updater::Updater(const Registry& registry, const Layout& layout, const ZeroSetti
     : unit_steps(registry.units.size()),
       layout_(layout),
       splits_(settings.offload_optimizer.split_update),
-      sub_group_(part_elements(settings, splits_)),
+      sub_group_(part_elements(settings)),
       device_(device),
       gradients_(gradients),
       states_(states),

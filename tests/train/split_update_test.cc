@@ -112,6 +112,121 @@ TEST(SplitUpdate, ThePlanSaysWhereStateAndBuffersAre) {
   EXPECT_EQ(plan["1 update buffers"], 12u * 2 * 2048);
 }
 
+Trial on_cpu(Trial t) {
+  t.gpu = "";
+  t.offload_optimizer = t.offload_param = "none";
+  t.device_updates = false;
+  std::vector<std::string> kept;
+  for (const std::string& text : t.overrides) {
+    if (text.find("offload_") == std::string::npos) kept.push_back(text);
+  }
+  t.overrides = kept;
+  return t;
+}
+
+// The resident unit is made of params of several units: those of a unit left out keep their weights.
+TEST(SplitUpdate, ResidentParamsOfAUnitLeftOutStay) {
+  for (const uint32_t skipped : {1u, 2u}) {
+    for (const std::vector<std::string>& part : std::vector<std::vector<std::string>>{
+             {}, {kOffload + "split_update=true", kOffload + "split_share=0.5"}, {kOffload + "ratio=0.5"}}) {
+      Trial t = offloaded(part);
+      t.model = odd_model();
+      t.stage = 3;
+      t.skip_unit = skipped;
+      t.overrides.push_back("zero_optimization.param_persistence_threshold=200");
+      const Result plain = run(on_cpu(t)), ours = run(t);
+      ASSERT_EQ(plain.error + ours.error, "");
+      EXPECT_TRUE(ours == plain) << skipped << (part.empty() ? "" : part[0]);
+    }
+  }
+}
+
+// State on the device and weights in host memory: buffers are for parts that fit into them, sub-groups are larger.
+TEST(SplitUpdate, LargeSubGroupsWithWeightsInHostMemory) {
+  Trial t = offloaded({kOffload + "ratio=0"});
+  t.model = vectors({4096, 4096, (17 << 20) + 5000}, STRATA_BF16);
+  t.overrides = {kOffload + "ratio=0", "zero_optimization.param_persistence_threshold=0"};
+  t.stage = 3;
+  t.steps = 1;
+  t.offload_param = "cpu";
+  const Result plain = run(on_cpu(t)), ours = run(t);
+  ASSERT_EQ(plain.error + ours.error, "");
+  EXPECT_TRUE(ours == plain);
+}
+
+TEST(SplitUpdate, NewWeightsOfResidentParamsAreCounted) {
+  for (const char* params : {"none", "cpu"}) {
+    Trial t = offloaded({});
+    t.stage = 3;
+    t.offload_param = params;
+    t.overrides.push_back("zero_optimization.param_persistence_threshold=100000");
+    const Crossed c = crossed(t);
+    EXPECT_DOUBLE_EQ(c.in, 2) << params;
+    EXPECT_DOUBLE_EQ(c.out, 2) << params;
+  }
+}
+
+TEST(SplitUpdate, ARatioIsMetByTheUnit) {
+  for (const auto& [ratio, kept] : {std::pair{"0.9", 1u}, {"0.8", 2u}, {"0.5", 5u}, {"0.1", 9u}}) {
+    Trial t = offloaded({kOffload + "ratio=" + ratio});
+    t.model = vectors(std::vector<int64_t>(10, 4096), STRATA_BF16);
+    uint64_t on_device = 0;
+    run_body(t, [&](int, strata_engine* e) {
+      ASSERT_EQ(build_model(e, t.model), "");
+      uint64_t count = 0;
+      strata_plan_item items[64];
+      ASSERT_EQ(strata_get_plan(e, items, 64, &count), STRATA_OK) << last();
+      for (uint64_t i = 0; i < count; ++i) {
+        if (std::string(items[i].what) == "optimizer state" && items[i].tier == 0) on_device = items[i].bytes;
+      }
+    });
+    EXPECT_EQ(on_device, kept * 12 * 4096) << ratio;
+  }
+}
+
+TEST(SplitUpdate, ATierWithoutAddressesIsRefused) {
+  Trial t = offloaded({kOffload + "split_update=true"});
+  t.overrides.push_back("plugins.offload_cpu=fault");
+  t.manifest_extra = "[plugin.fault]\nwraps = \"offload_cpu\"\nhide_map = true\n";
+  EXPECT_THAT(run(t).error, testing::HasSubstr("has no addressable memory"));
+}
+
+// What a stream of the host's still reads is not written over.
+TEST(WriteParam, WaitsForWhatTheHostsStreamReads) {
+  for (const int stage : {0, 3}) {
+    Trial t;
+    t.stage = stage;
+    t.gpu = "gpu_sim";
+    t.model = vectors({4096}, STRATA_BF16);
+    if (stage == 3) t.overrides = {"zero_optimization.param_persistence_threshold=0"};
+    const std::string job = "write-late-" + std::to_string(stage);
+    Gpu gpu(t.gpu, job, 0, 1, 0);
+    std::string error;
+    strata_engine* e = open_rank(t, job, 0, &error);
+    ASSERT_EQ(error, "");
+    ASSERT_EQ(build_model(e, t.model), "");
+    std::vector<float> before(4096), seen(4096), written(4096, 7.0f);
+    const strata_tensor read = tensor_of(before, t.model.params[0].shape),
+                        see = tensor_of(seen, t.model.params[0].shape),
+                        write = tensor_of(written, t.model.params[0].shape);
+    EXPECT_EQ(strata_read_param(e, 0, "weight", &read), STRATA_OK) << last();
+    gpu.hold_for(std::chrono::milliseconds(100));
+    strata_tensor view;
+    STRATA_INIT(&view);
+    EXPECT_EQ(strata_fetch(e, 0, gpu.stream()), STRATA_OK) << last();
+    EXPECT_EQ(strata_param_view(e, 0, &view), STRATA_OK) << last();
+    const strata_tensor gradient = gpu.gradient(view, std::vector<float>(4096, 0.0f));  // the weight as it is now
+    EXPECT_EQ(strata_release(e, 0, gpu.stream()), STRATA_OK) << last();
+    EXPECT_EQ(strata_write_param(e, 0, &write, 0), STRATA_OK) << last();
+    EXPECT_EQ(strata_grad(e, 0, &gradient, gpu.stream()), STRATA_OK) << last();
+    EXPECT_EQ(strata_end_backward(e), STRATA_OK) << last();
+    EXPECT_EQ(strata_read_param(e, 0, "grad", &see), STRATA_OK) << last();
+    EXPECT_EQ(seen, before) << "stage " << stage;
+    gpu.wait();
+    strata_close(e);
+  }
+}
+
 struct Refused {
   std::vector<std::string> overrides;
   std::string says;
