@@ -1,8 +1,8 @@
 // engine.h - one rank: opens the plugins, plans and allocates, and runs the step. Read engine.cc top to bottom.
 //
 // Who does what: the host thread makes every decision; the collective thread (comm_queue.h) launches collectives in the
-// order they were submitted; the update thread (update.h) runs the optimizer. The engine's own state is touched by the
-// host thread only, under the lock the C API takes; `failure_` is the exception.
+// order they were submitted; the update thread (update/updater.h) runs the optimizer. The engine's own state is touched
+// by the host thread only, under the lock the C API takes; `failure_` is the exception.
 #pragma once
 
 #include <atomic>

@@ -149,7 +149,7 @@ Status GradientMemory::allocate_blocks(Blocks* blocks) {
   STRATA_RETURN_IF_ERROR(Memory::on_device(device_, owned_bytes(true), &reduced_).during("reduced gradients"));
   blocks->accumulators = accumulators_.at(0);
   blocks->scratch = scratch_.at(0);
-  blocks->arriving = arriving_.at(0);
+  blocks->arriving = arriving_.bytes() > 0 ? arriving_.at(0) : nullptr;
   blocks->reduced[1] = reduced_.at(0);
   return Ok();
 }
@@ -169,8 +169,8 @@ void GradientMemory::place(const Blocks& blocks) {
       const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
       char** reduced = &at.reduced[places_.on_device(u) ? 1 : 0];
       slot.owned.push_back(count > 0 ? take(reduced, count * dtype_size(plan_.owned(s))) : nullptr);
-      const bool arrives = count > 0 && arriving_bytes() > 0 && places_.leaves_device(u);
-      slot.arriving.push_back(arrives ? take(&at.arriving, count * sizeof(float)) : nullptr);
+      slot.arriving.push_back(count > 0 && places_.leaves_device(u) ? take(&at.arriving, count * sizeof(float))
+                                                                    : nullptr);
       slot.accumulator.push_back(s.trainable && plan_.local ? take(&at.accumulators, s.elements * sizeof(float))
                                                             : nullptr);
     }

@@ -3,7 +3,7 @@
 // The optimizer plugin declares the arrays; a unit's tier holds them, one region per segment and array. A piece is
 // worked on in place where the update reaches it; otherwise it is read into a buffer, changed, and written back. So are
 // weights on the other side than their update, and state in host memory that the device updates. The pipeline over many
-// pieces is in update.h; `visit` is the one-piece form for reading and writing tensors.
+// pieces is in update/host_lane.h; `visit` is the one-piece form for reading and writing tensors.
 #pragma once
 
 #include <functional>

@@ -42,8 +42,7 @@ Status DeviceLane::allocate(bool streams) {
   return Ok();
 }
 
-Status DeviceLane::run(const UpdateJob& job, const std::vector<UpdatePart>& parts, const Marker& start,
-                       const UnitDoneFn& done) {
+Status DeviceLane::run(const std::vector<UpdatePart>& parts, const Marker& start, const UnitDoneFn& done) {
   timed_ = false;
   if (parts.empty()) return Ok();
   for (const Stream* stream : {&in_, &updates_, &out_}) {
@@ -55,7 +54,9 @@ Status DeviceLane::run(const UpdateJob& job, const std::vector<UpdatePart>& part
     const Segment& s = layout_.units[unit].segments[part.piece.segment];
     const Span span(trace_.streaming, "enqueue update", unit);
     const auto enqueue = [&]() -> Status {
-      if (part.first) STRATA_RETURN_IF_ERROR(wait_for_readers(job, part.position));
+      if (part.first) {
+        STRATA_RETURN_IF_ERROR(update_.wait_for_readers(part.position, writer(unit).c(), deadline_, trace_.streaming));
+      }
       Buffer* buffer = states_.in_place(part.piece) ? nullptr : &buffers_[next_++ % kBuffers];
       const char* grad = update_.gradient(part.piece);
       if (buffer) STRATA_RETURN_IF_ERROR(bring(part, *buffer, &grad));
@@ -111,15 +112,6 @@ Status DeviceLane::take_back(const UpdatePart& part, Buffer& buffer) {
   STRATA_RETURN_IF_ERROR(states_.store(piece, buffer.memory.at(0), out_.c(), nullptr));
   out_.mark("state out", piece.unit, states_.buffer_bytes(piece), s.name);
   return Marker::at_end_of(device_, out_.c(), &buffer.free);
-}
-
-Status DeviceLane::wait_for_readers(const UpdateJob& job, size_t position) const {
-  const uint32_t unit = job.units[position];
-  for (const Work& reader : job.after[position]) {
-    const Span span(trace_.streaming, "wait for readers", unit, nullptr, !reader.is_set());
-    STRATA_RETURN_IF_ERROR(reader.before(writer(unit).c(), deadline_));
-  }
-  return Ok();
 }
 
 Status DeviceLane::before(const strata_stream* stream) const { return done_.before(stream); }

@@ -32,8 +32,8 @@ class DeviceLane {
   uint64_t buffer_bytes(bool streams) const;
   Status allocate(bool streams);
 
-  // Enqueues the parts in forward order, behind `start`.
-  Status run(const UpdateJob& job, const std::vector<UpdatePart>& parts, const Marker& start, const UnitDoneFn& done);
+  // Enqueues parts of the job that `update` has begun, in forward order, behind `start`.
+  Status run(const std::vector<UpdatePart>& parts, const Marker& start, const UnitDoneFn& done);
   // Everything so far is done, in host memory, too: for `stream`, or (NULL) for the calling thread.
   Status before(const strata_stream* stream) const;
   // How long the streamed parts of the last run took, once it is done. 0 where there were none.
@@ -47,7 +47,6 @@ class DeviceLane {
   };
   Status bring(const UpdatePart& part, Buffer& buffer, const char** grad);
   Status take_back(const UpdatePart& part, Buffer& buffer);
-  Status wait_for_readers(const UpdateJob& job, size_t position) const;
   // Where the unit's new weights are complete.
   const Stream& writer(uint32_t unit) const { return weights_.on_device(unit) ? updates_ : out_; }
 

@@ -36,14 +36,14 @@ Status HostLane::allocate(uint64_t elements) {
   return Ok();
 }
 
-Status HostLane::run(const UpdateJob& job, const std::vector<UpdatePart>& parts, const UnitDoneFn& done) {
+Status HostLane::run(const std::vector<UpdatePart>& parts, const UnitDoneFn& done) {
   const auto step = [&](size_t i) -> Status {
     const UpdatePart& part = parts[i];
     Buffer& buffer = buffers_[i % buffers_.size()];
     if (i == 0) STRATA_RETURN_IF_ERROR(read(part, buffer));
     if (i + 1 < parts.size()) STRATA_RETURN_IF_ERROR(read(parts[i + 1], buffers_[(i + 1) % buffers_.size()]));
     stream_.mark(nullptr);
-    if (part.first) STRATA_RETURN_IF_ERROR(wait_for_readers(job, part.position));
+    if (part.first) STRATA_RETURN_IF_ERROR(wait_for_readers(part));
     STRATA_RETURN_IF_ERROR(wait(buffer.reads));
     STRATA_RETURN_IF_ERROR(update(part, buffer));
     STRATA_RETURN_IF_ERROR(write(part, buffer));
@@ -66,21 +66,16 @@ Status HostLane::end_unit(const UpdatePart& part, const UnitDoneFn& done) {
   return done(part.position, end);
 }
 
+// Weights of the host's memory, or of a tier, are written by this thread; those of a device by work on the stream.
+Status HostLane::wait_for_readers(const UpdatePart& part) const {
+  const strata_stream* writer = weights_.on_device(part.piece.unit) ? stream_.c() : nullptr;
+  return update_.wait_for_readers(part.position, writer, deadline_, trace_.update);
+}
+
 Status HostLane::wait(std::vector<Work>& transfers) const {
   const Span span(trace_.update, "wait for transfers", kNoUnit, nullptr, !transfers.empty());
   for (const Work& work : transfers) STRATA_RETURN_IF_ERROR(work.before(nullptr, deadline_));
   transfers.clear();
-  return Ok();
-}
-
-// Weights of the host's memory, or of a tier, are written by this thread; those of a device by work on the stream.
-Status HostLane::wait_for_readers(const UpdateJob& job, size_t position) const {
-  const uint32_t unit = job.units[position];
-  const strata_stream* writer = weights_.on_device(unit) ? stream_.c() : nullptr;
-  for (const Work& reader : job.after[position]) {
-    const Span span(trace_.update, "wait for readers", unit, nullptr, !reader.is_set());
-    STRATA_RETURN_IF_ERROR(reader.before(writer, deadline_));
-  }
   return Ok();
 }
 

@@ -29,8 +29,8 @@ class HostLane {
   // New weights that are written to the device are so on this one.
   const Stream& stream() const { return stream_; }
 
-  // Parts on this side in forward order.
-  Status run(const UpdateJob& job, const std::vector<UpdatePart>& parts, const UnitDoneFn& done);
+  // Parts of the job that `update` has begun, in forward order.
+  Status run(const std::vector<UpdatePart>& parts, const UnitDoneFn& done);
 
  private:
   // One being read, one updated, one written; new weights of small parts may queue behind what else is copied.
@@ -47,7 +47,7 @@ class HostLane {
   Status write(const UpdatePart& part, Buffer& buffer);
   Status end_unit(const UpdatePart& part, const UnitDoneFn& done);
   Status wait(std::vector<Work>& transfers) const;
-  Status wait_for_readers(const UpdateJob& job, size_t position) const;
+  Status wait_for_readers(const UpdatePart& part) const;
   Status drain(Status status);
 
   const Layout& layout_;

@@ -30,6 +30,15 @@ const char* PartUpdate::gradient(const States::Piece& piece) const {
   return gradients_.owned(piece.unit, piece.segment) + piece.begin * dtype_size(dtype(piece));
 }
 
+Status PartUpdate::wait_for_readers(size_t position, const strata_stream* writer, std::chrono::nanoseconds deadline,
+                                    TraceRow& row) const {
+  for (const Work& reader : job_->after[position]) {
+    const Span span(row, "wait for readers", job_->units[position], nullptr, !reader.is_set());
+    STRATA_RETURN_IF_ERROR(reader.before(writer, deadline));
+  }
+  return Ok();
+}
+
 bool PartUpdate::updates_all(const States::Piece& piece) const {
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   const uint64_t first = layout_.owned(s).begin + piece.begin;

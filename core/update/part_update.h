@@ -1,6 +1,7 @@
 // part_update.h - the optimizer's call for one part of a step: spans with their scalars, and where everything lies.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <utility>
 #include <vector>
@@ -24,6 +25,9 @@ class PartUpdate {
   // return where the part's update runs on the host.
   Status run(const States::Piece& piece, char* buffer, const char* grad, const strata_stream* stream) const;
 
+  // New weights of the unit at `position` may be written, by work on `writer` or (NULL) by the calling thread.
+  Status wait_for_readers(size_t position, const strata_stream* writer, std::chrono::nanoseconds deadline,
+                          TraceRow& row) const;
   // Whether all of the piece is updated: not where it holds params of a registered unit that nobody used.
   bool updates_all(const States::Piece& piece) const;
   // Where a part's reduced gradient lies, and what it takes.

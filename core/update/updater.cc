@@ -169,25 +169,24 @@ Status Updater::run_lanes(UpdateJob& job, const Side& host, const Side& device) 
   for (size_t k = 0; k < job.units.size(); ++k) {
     if (!host.has[k] && !device.has[k]) job.updated[k].enqueued(start);
   }
-  if (device.streams) return run_both(job, host, device, start, done);
-  STRATA_RETURN_IF_ERROR(device_lane_.run(job, device.parts, start, done));
-  return host_lane_.run(job, host.parts, done);
+  if (device.streams) return run_both(host, device, start, done);
+  STRATA_RETURN_IF_ERROR(device_lane_.run(device.parts, start, done));
+  return host_lane_.run(host.parts, done);
 }
 
-Status Updater::run_both(const UpdateJob& job, const Side& host, const Side& device, const Marker& start,
-                         const UnitDoneFn& done) {
+Status Updater::run_both(const Side& host, const Side& device, const Marker& start, const UnitDoneFn& done) {
   Status streamed;
   std::thread lane;
   try {
     lane = std::thread([&] {
       bind_this_thread(cpus_);
-      streamed = device_lane_.run(job, device.parts, start, done);
+      streamed = device_lane_.run(device.parts, start, done);
     });
   } catch (const std::system_error& error) {
     return {STRATA_RESOURCE_EXHAUSTED, std::string("no thread for streamed state: ") + error.what()};
   }
   const int64_t began = trace_clock();
-  const Status on_host = host_lane_.run(job, host.parts, done);
+  const Status on_host = host_lane_.run(host.parts, done);
   last_host_ = {host.streamable, 1e-9 * static_cast<double>(trace_clock() - began)};
   last_device_ = {device.streamable, 0};
   lane.join();

@@ -55,8 +55,7 @@ class Updater {
   void cut_segment(uint32_t unit, uint32_t segment, size_t position, UpdateShare::Spread* spread, Side* host,
                    Side* device) const;
   Status run_lanes(UpdateJob& job, const Side& host, const Side& device);
-  Status run_both(const UpdateJob& job, const Side& host, const Side& device, const Marker& start,
-                  const UnitDoneFn& done);
+  Status run_both(const Side& host, const Side& device, const Marker& start, const UnitDoneFn& done);
   Status everything_so_far(Marker* out) const;
   void log_share();
   bool is_used(const UpdateJob& job, uint32_t unit) const;

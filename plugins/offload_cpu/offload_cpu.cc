@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plugin_kit/io_range.h"
 #include "plugin_kit/parallel.h"
 #include "plugin_kit/plugin_kit.h"
 #include "regions.h"
@@ -117,14 +118,10 @@ strata_status transfer(strata_offload* self, const char* operation, const strata
   return guard(self->host, operation, [&]() -> strata_status {
     Region region;
     if (strata_status code = find(self, operation, io->region, &region)) return code;
-    const std::string what = std::string("offload_cpu ") + operation + " \"" + region.label + "\": ";
-    if (io->offset > region.bytes || io->bytes > region.bytes - io->offset) {
-      return fail(self->host, STRATA_OUT_OF_RANGE,
-                  what + std::to_string(io->bytes) + " bytes at offset " + std::to_string(io->offset) +
-                      " of a region of " + std::to_string(region.bytes) + " bytes");
-    }
-    if (io->bytes > 0 && !io->buffer) {
-      return fail(self->host, STRATA_INVALID_ARGUMENT, what + std::to_string(io->bytes) + " bytes and a NULL buffer");
+    const strata::plugin_kit::Error wrong = strata::plugin_kit::check_range(*io, region.bytes);
+    if (!wrong.ok()) {
+      return fail(self->host, wrong.code(),
+                  std::string("offload_cpu ") + operation + " \"" + region.label + "\": " + wrong.text());
     }
     char* here = region.data + io->offset;
     char* there = static_cast<char*>(io->buffer);

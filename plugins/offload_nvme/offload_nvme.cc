@@ -12,12 +12,13 @@
 #include <set>
 #include <sstream>
 
+#include "plugin_kit/io_range.h"
 #include "plugin_kit/plugin_kit.h"
 #include "strata/plugin.h"
 #include "transfers.h"
 
 using namespace strata::offload_nvme;
-using strata::plugin_kit::fail;
+using strata::plugin_kit::Error;
 using strata::plugin_kit::guard;
 using strata::plugin_kit::join;
 using strata::plugin_kit::Options;
@@ -219,13 +220,8 @@ strata_status transfer(strata_offload* self, bool write, const strata_io_args* i
   return guard(self->host, write ? "offload_nvme write" : "offload_nvme read", [&]() -> strata_status {
     const std::shared_ptr<Region> region = self->regions->find(io->region);
     if (!region) raise(STRATA_NOT_FOUND, "no region ", io->region);
-    if (io->offset > region->bytes || io->bytes > region->bytes - io->offset) {
-      raise(STRATA_OUT_OF_RANGE, "\"", region->label, "\": ", io->bytes, " bytes at offset ", io->offset,
-            " of a region of ", region->bytes, " bytes");
-    }
-    if (io->bytes > 0 && !io->buffer) {
-      raise(STRATA_INVALID_ARGUMENT, "\"", region->label, "\": ", io->bytes, " bytes and a NULL buffer");
-    }
+    const Error wrong = strata::plugin_kit::check_range(*io, region->bytes);
+    if (!wrong.ok()) raise(wrong.code(), "\"", region->label, "\": ", wrong.text());
     if (self->transfers->is_full()) return STRATA_AGAIN;
     self->transfers->move(write, region, io->offset, io->bytes, static_cast<char*>(io->buffer), done);
     return STRATA_OK;

@@ -1,0 +1,214 @@
+// engine_commit.cc - from registered params to an engine that can step: layout, parts, agreement, plan, memory.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "core/engine.h"
+#include "core/hash.h"
+
+namespace strata {
+
+using Among = Agreement::Among;
+
+Status Engine::add_group(const strata_group_args& args, uint32_t* out) {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  STRATA_RETURN_IF_ERROR(registry_->add_group(args, out));
+  float scalars[STRATA_OPTIM_SCALARS];
+  return optimizer_.scalars(registry_->groups.back(), 1, scalars).during("group " + std::to_string(*out));
+}
+
+namespace {
+Status check_name(const char* name, const char* what) {
+  if (!name || is_utf8(name)) return Ok();
+  return {STRATA_INVALID_ARGUMENT,
+          std::string("the name of a ") + what + " is not UTF-8, as text in checkpoints must be"};
+}
+}  // namespace
+
+Status Engine::add_unit(const char* name, uint32_t* out) {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  STRATA_RETURN_IF_ERROR(check_name(name, "unit"));
+  return registry_->add_unit(name ? name : "", out);
+}
+
+Status Engine::add_param(uint32_t unit, const strata_param_args& args, uint32_t* out) {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  STRATA_RETURN_IF_ERROR(check_name(args.name, "param"));
+  if ((args.flags & STRATA_PARAM_SHARED) != 0 && places_.parts() == 1) {
+    return {STRATA_INVALID_ARGUMENT, "param \"" + std::string(args.name ? args.name : "") +
+                                         "\": STRATA_PARAM_SHARED where tensor_model_parallel_size and "
+                                         "pipeline_model_parallel_size are 1: no other rank counts it in the norm"};
+  }
+  return registry_->add_param(unit, args, out);
+}
+
+Status Engine::commit() {
+  STRATA_RETURN_IF_ERROR(usable(false));
+  take_down();  // what an earlier commit that was refused left
+  const ZeroSettings& zero = settings_.zero_optimization;
+  layout_ = make_layout(*registry_, static_cast<int>(zero.stage), places_,
+                        static_cast<uint64_t>(zero.param_persistence_threshold), weight_tier_->kind() != kDeviceTier);
+  build_parts();
+  STRATA_RETURN_IF_ERROR(queue_->create_streams());
+  STRATA_RETURN_IF_ERROR(agree_on_model());
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, make_plan(), "memory plan"));
+  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, allocate(), "allocation"));
+  run_.unit_steps.assign(registry_->units.size(), 0);
+  committed_ = true;
+  start_progress();
+  trace_->begin_step(run_.steps + 1);
+  return Ok();
+}
+
+// Parts of a model have params of their own, and one run's settings.
+Status Engine::agree_on_model() {
+  std::vector<Agreement::Value> common = common_values();
+  const Agreement::Value registered = {"the registered units, params and groups", registry_->fingerprint()};
+  if (places_.parts() == 1) common.insert(common.begin(), registered);
+  STRATA_RETURN_IF_ERROR(agreement_->same(Among::kEveryone, common, "registration and settings"));
+  if (places_.parts() == 1) return Ok();
+  return agreement_->all_ok(Among::kEveryone, agreement_->same(Among::kGroup, {registered}, "registration"),
+                            "registration");
+}
+
+// What decides which collectives a rank issues, how large they are, and how weights that ranks share are updated.
+std::vector<Agreement::Value> Engine::common_values() const {
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const auto number = [](auto value) { return static_cast<uint64_t>(value); };
+  const auto text = [](const std::string& value) { return fnv1a(value.data(), value.size()); };
+  const std::string z = "zero_optimization.";
+  return {{z + "stage", number(zero.stage)},
+          {z + "reduce_bucket_size", number(zero.reduce_bucket_size)},
+          {z + "prefetch_bucket_size", number(zero.prefetch_bucket_size)},
+          {z + "param_persistence_threshold", number(zero.param_persistence_threshold)},
+          {z + "max_live_parameters", number(zero.max_live_parameters)},
+          {z + "max_reuse_distance", number(zero.max_reuse_distance)},
+          {z + "accumulate_locally", number(zero.accumulate_locally)},
+          {z + "offload_param.device", number(zero.offload_param.device)},
+          {"gradient_accumulation_steps", number(settings_.gradient_accumulation_steps)},
+          {"communication_data_type", number(settings_.communication_data_type)},
+          {"gradient_clipping", std::bit_cast<uint64_t>(settings_.gradient_clipping)},
+          {"check_weights", number(settings_.check_weights)},
+          {z + "gather_16bit_weights_on_model_save", number(zero.gather_16bit_weights_on_model_save)},
+          {"optimizer.type", text(settings_.optimizer.type)},
+          {"optimizer.params.adam_w_mode", number(settings_.optimizer.adam_w_mode)},
+          {"optimizer.params.state_layout", text(settings_.optimizer.state_layout)},
+          {"plugins.optimizer", text(settings_.plugins.optimizer)},
+          {"plugins.checkpoint", text(settings_.plugins.checkpoint)}};
+}
+
+void Engine::build_parts() {
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const auto on_failure = [this](const Status& status) { note_failure(status); };
+  trace_ = make_trace();
+  queue_ = std::make_unique<CommQueue>(device_, Comms{group(), collective_, places_}, deadline_, counters_, *trace_,
+                                       bound_to_, on_failure);
+  weights_ = std::make_unique<Weights>(layout_, zero, device_, group(), *queue_, *weight_tier_, settings_.check_weights,
+                                       counters_, *trace_);
+  GradientPlan gradients;
+  gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
+  gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
+  gradients.communication_dtype = settings_.communication_data_type;
+  state_places_ = std::make_unique<StatePlaces>(device_, *device_tier_, *state_tier_, layout_.units.size());
+  gradients_ =
+      std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, group(), *queue_, *state_places_,
+                                  *weights_, counters_, *trace_, lender_.lend ? &lender_ : nullptr);
+  agreement_ = std::make_unique<Agreement>(*registry_, layout_, *queue_, *gradients_, counters_);
+  const States::Optimizers optimizers = {&optimizer_, device_optimizer_ ? &device_optimizer_ : nullptr};
+  states_ = std::make_unique<States>(layout_, device_, optimizers, *state_places_, *weights_);
+  tensors_ =
+      std::make_unique<Tensors>(*registry_, layout_, device_, group(), *queue_, *weights_, *gradients_, *states_);
+  updater_ = std::make_unique<Updater>(
+      *registry_, layout_, zero, device_, *gradients_, *weights_, *states_, deadline_, counters_, *trace_, bound_to_,
+      [this, queue = queue_.get()](const Status& status) {
+        note_failure(status);
+        queue->fail({status.code(), "rank " + std::to_string(places_.world.rank) + ": " + status.text()});
+      },
+      [this](strata_log_level level, const std::string& text) { log(level, text); });
+}
+
+std::unique_ptr<Trace> Engine::make_trace() {
+  std::vector<std::string> units;
+  for (const Unit& unit : layout_.units) units.push_back(unit.name);
+  std::unique_ptr<TraceFile> file;
+  ++traces_;
+  if (!settings_.trace.path.empty()) {
+    file = std::make_unique<TraceFile>(settings_.resolve(settings_.trace.path),
+                                       "rank" + std::to_string(places_.world.rank), traces_);
+  }
+  return std::make_unique<Trace>(settings_, std::move(file), places_.world.rank, device_, units,
+                                 [this](strata_log_level level, const std::string& text) { log(level, text); });
+}
+
+// The line of a step is rank 0's.
+void Engine::start_progress() {
+  Progress::Run run{0, 0, places_.world.size};
+  if (places_.world.rank == 0 && host_->would_log(STRATA_LOG_INFO)) {
+    run.every = static_cast<uint64_t>(settings_.steps_per_print);
+  }
+  for (uint32_t p = 0; p < registry_->params.size(); ++p) {
+    run.params += registry_->params[p].owner == p ? registry_->params[p].numel : 0;
+  }
+  progress_ = std::make_unique<Progress>(run, device_, plan_, counters_.snapshot(),
+                                         [this](const std::string& line) { log(STRATA_LOG_INFO, line); });
+}
+
+// Which units keep their state on the device, where the rest is offloaded.
+Status Engine::place_states() {
+  STRATA_RETURN_IF_ERROR(states_->declare());
+  std::vector<uint64_t> bytes;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes.push_back(states_->bytes_of(u));
+  const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
+  const double all = static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
+  const auto rest = static_cast<uint64_t>(std::llround(all * (1 - offload.ratio)));
+  state_places_->choose(bytes, std::max(rest, static_cast<uint64_t>(offload.device_state_budget)));
+  return Ok();
+}
+
+Status Engine::make_plan() {
+  STRATA_RETURN_IF_ERROR(place_states());
+  STRATA_RETURN_IF_ERROR(weights_->check_limits());
+  const TierKind weight = weight_tier_->kind();
+  plan_ = {};
+  const bool streams = device_.is_asynchronous();
+  const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
+  const bool pins = offload.pin_memory || settings_.zero_optimization.offload_param.pin_memory;
+  plan_.add("whole weights", kDeviceTier, weights_->whole_bytes());
+  plan_.add("weight shards", weight, weights_->shard_bytes(), pins && weight == kCpuTier);
+  plan_.add("weight slabs", kDeviceTier, weights_->slab_bytes());
+  plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
+  plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
+  gradients_->memory().add_to(&plan_, pins);
+  for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
+    plan_.add("optimizer state", tier, states_->bytes(tier), pins && tier == kCpuTier);
+  }
+  updater_->add_to(&plan_);
+  plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
+  plan_.add("tensor staging (host side)", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
+  plan_.add("trace", kCpuTier, trace_->bytes());
+  const char* const words[] = {"none", "cpu", "nvme"};
+  const ZeroSettings& zero = settings_.zero_optimization;
+  log(STRATA_LOG_INFO, "rank " + std::to_string(places_.world.rank) + " of " + std::to_string(places_.world.size) +
+                           (places_.parts() == 1 ? "" : ", " + places_.text()) + ", ZeRO stage " +
+                           std::to_string(zero.stage) + ", optimizer offload " +
+                           words[static_cast<int>(zero.offload_optimizer.device)] + ", param offload " +
+                           words[static_cast<int>(zero.offload_param.device)]);
+  // The plan is the same on every rank of a pipeline stage; one of them is enough to read.
+  const bool first = places_.data.rank == 0 && places_.tensor.rank == 0;
+  const strata_log_level level = first ? STRATA_LOG_INFO : STRATA_LOG_DEBUG;
+  for (const std::string& line : plan_.lines()) log(level, "plan: " + line);
+  return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
+}
+
+Status Engine::allocate() {
+  const MemoryNear near(settings_.bind_threads ? cores_.node : -1);
+  STRATA_RETURN_IF_ERROR(weights_->allocate());
+  STRATA_RETURN_IF_ERROR(gradients_->allocate());
+  STRATA_RETURN_IF_ERROR(states_->allocate());
+  STRATA_RETURN_IF_ERROR(updater_->allocate());
+  STRATA_RETURN_IF_ERROR(trace_->allocate());
+  return tensors_->allocate();
+}
+
+}  // namespace strata
