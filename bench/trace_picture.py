@@ -14,13 +14,14 @@ KINDS = {  # what the legend says: colour
     "backward": "#3b75af", "forward": "#a9cbe8", "update": "#4f9d69", "copied to the device": "#e8923c",
     "copied to the host": "#9a6fb0", "bookkeeping, collectives": "#8a8a8a"}
 KIND_OF = {
-    "backward": "backward", "complete": "backward", "forward": "forward", "updates": "update", "update": "update",
-    "state in": "copied to the device", "state out": "copied to the host", "take in": "copied to the host"}
+    "backward": "backward", "complete": "backward", "add": "backward", "forward": "forward", "updates": "update",
+    "update": "update", "state in": "copied to the device", "state out": "copied to the host",
+    "take in": "copied to the host"}
 # What goes to the tier of the weights, from the host lane's view, goes to the device; and the other way round.
 ON_STREAM = {("gathers", "from tier"): "copied to the device", ("weights", "to tier"): "copied to the device",
              ("weights", "from tier"): "copied to the host"}
-THREADS = {"host": "the program", "collective": "collectives", "update": "update, host's part",
-           "streaming": "update, device's part"}
+THREADS = {"host": "the program", "collective": "collectives", "gradient sums": "gradient sums",
+           "update": "update, host's part", "streaming": "update, device's part"}
 STREAMS = {"completing": "gradients", "reductions": "reductions", "gathers": "gathers", "state in": "state in",
            "updates": "update", "state out": "state out", "weights": "new weights"}
 LABELLED = ("backward", "forward", "updates")

@@ -30,7 +30,7 @@ std::shared_ptr<StepOutcome> Agreement::submit(uint64_t step, double max_norm, u
   op.exchange = {messages_.data(), of_rank(0), stride_};
   op.prepare = [this, hash = queue_.hash() ^ group_hash, used = gradients_.take_used(),
                 order = gradients_.take_order()](const strata_stream*) {
-    STRATA_RETURN_IF_ERROR(queue_.wait_for_reductions());  // the norms are in host memory now
+    STRATA_RETURN_IF_ERROR(gradients_.wait_for_reductions());  // the norms are in host memory now
     return fill(hash, used, order);
   };
   const bool parts = layout_.places.parts() > 1;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/comm_queue.h"
-#include "core/gradients.h"
+#include "core/gradients/gradients.h"
 
 namespace strata {
 

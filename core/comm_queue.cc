@@ -75,12 +75,14 @@ Work CommQueue::submit(CommOp op) {
   return work;
 }
 
-Status CommQueue::run(CommOp op) { return submit(std::move(op)).before(nullptr, std::chrono::nanoseconds(-1)); }
+Status CommQueue::run(CommOp op) {
+  return or_fail(submit(std::move(op)).before(nullptr, std::chrono::nanoseconds(-1)));
+}
 
 Status CommQueue::flush() {
   STRATA_RETURN_IF_ERROR(run({}));
-  STRATA_RETURN_IF_ERROR(gathers_.wait());
-  return reductions_.wait();
+  STRATA_RETURN_IF_ERROR(or_fail(gathers_.wait()));
+  return or_fail(reductions_.wait());
 }
 
 void CommQueue::fail(const Status& status) {
@@ -90,7 +92,8 @@ void CommQueue::fail(const Status& status) {
     failure_ = status;
   }
   on_failure_(status);
-  if (comms_.places.world.size > 1) abort(status);
+  const Axis& world = comms_.places.world;
+  if (world.size > 1) abort({status.code(), "rank " + std::to_string(world.rank) + ": " + status.text()});
 }
 
 void CommQueue::abort(const Status& why) const {
@@ -153,6 +156,7 @@ Status CommQueue::execute(CommOp& op, Marker* end) {
   mark(nullptr);
   STRATA_RETURN_IF_ERROR(wait_before(op, stream).during(op.label));
   if (!op.after.empty()) mark("wait for work before it");
+  if (op.dropped && *op.dropped) return Marker::at_end_of(device_, stream, end);
   if (op.prepare) STRATA_RETURN_IF_ERROR(op.prepare(stream).during(op.label));
   if (op.prepare) mark("from tier");
   STRATA_RETURN_IF_ERROR((ranks_of(op) == 1 ? alone(op, stream) : launch(op, stream)).during(op.label));

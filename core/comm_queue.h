@@ -38,8 +38,9 @@ struct CommOp {
     const void* in = nullptr;
     void* out = nullptr;
     uint64_t bytes = 0;
-  } exchange;               // kAgree: host memory
-  std::vector<Work> after;  // of this rank; must have ended well before the operation starts
+  } exchange;                     // kAgree: host memory
+  std::vector<Work> after;        // of this rank; must have ended well before the operation starts
+  const bool* dropped = nullptr;  // true when its turn comes: no rank does it. Collective thread
   // Right before and right after; device work goes to the stream.
   std::function<Status(const strata_stream*)> prepare, then;
   uint64_t step = 0;  // in the trace; set when it is submitted
@@ -74,6 +75,11 @@ class CommQueue {
   Status run(CommOp op);
   // Every operation from now on ends with `status`; the engine and the other ranks hear of it. Any thread.
   void fail(const Status& status);
+  // For work that ranks do alike: an error of this rank's part is the end for all of them. Any thread.
+  Status or_fail(const Status& status) {
+    if (!status.ok()) fail(status);
+    return status;
+  }
   // Waits until the device is done with all reductions so far. Collective thread.
   Status wait_for_reductions() const;
   // Before the engine goes: device work that waits for ranks which do not come is given a few seconds, then ended.
@@ -82,6 +88,8 @@ class CommQueue {
   Status flush();
   // Of all operations submitted so far. Host thread.
   uint64_t hash() const { return hash_; }
+  // Ranks had submitted different ones, of which they did the same.
+  void forget_hash() { hash_ = 0; }
   // For waits on what the queue does. Longer than a collective's own deadline, which began later than such a wait or at
   // the same time: the collective must give up first, since its error names the rank that is missing.
   std::chrono::nanoseconds patience() const { return 3 * deadline_; }

@@ -63,7 +63,7 @@ Status Engine::release(uint32_t unit, const strata_stream* stream) {
 
 Status Engine::undo_write(uint32_t unit, const strata_stream* stream) {
   std::optional<Weights::Written> written;
-  STRATA_RETURN_IF_ERROR(weights_->undo_write(unit, stream, &written));
+  STRATA_RETURN_IF_ERROR(queue_->or_fail(weights_->undo_write(unit, stream, &written)));
   if (!written) return Ok();
   const Segment& segment = layout_.units[written->unit].segments[written->segment];
   const std::string param = param_at(*registry_, segment, written->element);
@@ -250,7 +250,7 @@ Status Engine::settle() {
 
 Status Engine::wait() {
   STRATA_RETURN_IF_ERROR(usable());
-  STRATA_RETURN_IF_ERROR(updater_->join());
+  STRATA_RETURN_IF_ERROR(queue_->or_fail(updater_->join()));
   return settle();
 }
 
@@ -269,9 +269,7 @@ Status Engine::step_info(strata_step_info* out) {
 
 // Joins the update; refused while gradients of an unfinished step wait.
 Status Engine::between_steps(const std::string& what) {
-  STRATA_RETURN_IF_ERROR(usable());
-  STRATA_RETURN_IF_ERROR(updater_->join());
-  STRATA_RETURN_IF_ERROR(settle());
+  STRATA_RETURN_IF_ERROR(wait());
   if (gradients_->filling() || gradients_->micro_batches_done() > 0) {
     return {STRATA_FAILED_PRECONDITION, what + ": " + std::to_string(gradients_->micro_batches_done()) +
                                             " micro-batches of an unfinished step are in; call it after strata_step"};
@@ -288,15 +286,15 @@ Status Engine::write_param(uint32_t param, const strata_tensor* value, int32_t r
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, what + ": a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(between_steps(what));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_write(param, value, root), what));
-  STRATA_RETURN_IF_ERROR(weights_->wait_for_readers());
-  return tensors_->write(param, value, root).during(what);
+  STRATA_RETURN_IF_ERROR(queue_->or_fail(weights_->wait_for_readers().during(what)));
+  return queue_->or_fail(tensors_->write(param, value, root).during(what));
 }
 
 Status Engine::read_param(uint32_t param, const char* array, const strata_tensor& out) {
   STRATA_RETURN_IF_ERROR(usable());
   STRATA_RETURN_IF_ERROR(known_param(param));
   const Progress::Pause pause(progress_.get());
-  STRATA_RETURN_IF_ERROR(updater_->join());
+  STRATA_RETURN_IF_ERROR(queue_->or_fail(updater_->join()));
   const std::string name = array ? array : "weight",
                     what = "strata_read_param(\"" + registry_->params[param].name + "\")";
   if (name == "grad" && gradients_->filling()) {
@@ -309,7 +307,7 @@ Status Engine::read_param(uint32_t param, const char* array, const strata_tensor
                 std::to_string(gradients_->plan().micro_batches) + " micro-batches, " + std::to_string(in) + " are in"};
   }
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_read(param, name, out), what));
-  return tensors_->read(param, name, out).during(what);
+  return queue_->or_fail(tensors_->read(param, name, out).during(what));
 }
 
 namespace {
@@ -334,10 +332,10 @@ Status Engine::load(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(between_steps("strata_load"));
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, "strata_load: a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(open_checkpoint());
-  STRATA_RETURN_IF_ERROR(weights_->wait_for_readers());
+  STRATA_RETURN_IF_ERROR(queue_->or_fail(weights_->wait_for_readers()));
   bool changed = false;
-  Status loaded = snapshot_->load(root, tag, &run_, &changed);
-  if (!loaded.ok() && changed) note_failure(loaded);  // half loaded: only another load, or close
+  const Status loaded = snapshot_->load(root, tag, &run_, &changed);
+  if (changed) (void)queue_->or_fail(loaded);  // half loaded: only another load, or close
   if (!loaded.ok()) return loaded;
   updater_->unit_steps = run_.unit_steps;
   trace_->begin_step(run_.steps + 1);
@@ -403,7 +401,13 @@ Status Engine::counters(strata_counter_span span, strata_counters* out) {
   return Ok();
 }
 
-Status Engine::plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) const {
+// What no plan can know: the host's first second gradient of a param brings a sum, which stays.
+void Engine::count_sums() {
+  if (committed_) plan_.set("sums of several gradients", kDeviceTier, gradients_->fp32_sum_bytes());
+}
+
+Status Engine::plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) {
+  count_sums();
   *count = plan_.items.size();
   for (uint64_t i = 0; i < std::min(capacity, *count); ++i) {
     items[i] = {sizeof(strata_plan_item), STRATA_ABI_MINOR, plan_.items[i].what.c_str(), plan_.items[i].tier, 0,
@@ -415,6 +419,7 @@ Status Engine::plan(strata_plan_item* items, uint64_t capacity, uint64_t* count)
 Status Engine::device_info(strata_device_info* out) {
   strata_device_caps caps;
   STRATA_RETURN_IF_ERROR(device_.inspect(&caps));
+  count_sums();
   out->type = caps.type;
   out->device_id = caps.device_id;
   out->total_bytes = caps.total_bytes;
@@ -436,7 +441,7 @@ Status Engine::plugin_interface(const std::string& role, const char* id, const v
       {"device", chosen.device},           {"collective", chosen.collective},
       {"offload_cpu", chosen.offload_cpu}, {"offload_nvme", chosen.offload_nvme},
       {"optimizer", chosen.optimizer},     {"device_optimizer", chosen.device_optimizer},
-      {"checkpoint", chosen.checkpoint}};
+      {"checkpoint", chosen.checkpoint},   {"host_device", chosen.host_device}};
   const auto it = roles.find(role);
   if (it == roles.end()) return {STRATA_INVALID_ARGUMENT, "there is no plugin role \"" + role + "\""};
   return plugins_->find(it->second, id ? id : "", table);
@@ -444,7 +449,7 @@ Status Engine::plugin_interface(const std::string& role, const char* id, const v
 
 // ---- guards ------------------------------------------------------------------------------------------------------
 
-// The first error is the engine's. Collective and update thread; the collective queue tells the other ranks.
+// The first error is the engine's. Only the collective queue calls this: it tells the other ranks, too. Any thread.
 void Engine::note_failure(const Status& status) {
   {
     std::lock_guard lock(failure_mutex_);

@@ -52,7 +52,7 @@ class Engine {
   Status step_info(strata_step_info* out);
 
   Status counters(strata_counter_span span, strata_counters* out);
-  Status plan(strata_plan_item* items, uint64_t capacity, uint64_t* count) const;
+  Status plan(strata_plan_item* items, uint64_t capacity, uint64_t* count);
   Status device_info(strata_device_info* out);
   Status setting(const char* key, const char** value);
   Status plugin_interface(const std::string& role, const char* id, const void** table);
@@ -72,7 +72,8 @@ class Engine {
   Status read_settings(const strata_engine_args& args);
   Status open_plugins(const strata_engine_args& args);
   template <class Opened, class Api>
-  Status open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table);
+  Status open_plugin(const std::string& role, const std::string& name, const char* id, Opened* instance,
+                     const Api** table);
   void log_plugins();
   struct Greeting;
   Status greet(std::vector<Greeting>* all);
@@ -82,12 +83,18 @@ class Engine {
   Status take_lender(const strata_lender* lender, const strata_collective_caps& ranks);
   Status check_device(const strata_collective_caps& ranks) const;
   Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
+  Status open_host_device();
   Status agree_on_model();
   std::vector<Agreement::Value> common_values() const;
   void build_parts();
   Status place_states();
   Status make_plan();
+  void count_sums();
+  void warn_of_no_split() const;
+  Status check_device_memory(uint64_t lent);
+  std::string device_need() const;
   Status allocate();
+  Status allocate_parts();
   void take_down();
   Status recover();
 
@@ -104,6 +111,7 @@ class Engine {
   void log_breakdown();
   void start_progress();
   std::unique_ptr<Trace> make_trace();
+  const Tier* kept_tier(const Tier& tier) const;
   std::vector<strata_optim_group> step_groups(const strata_step_args* args) const;
   Status step_max_norm(const strata_step_args* args, double* out) const;
   void log(strata_log_level level, const std::string& text) const;
@@ -127,12 +135,14 @@ class Engine {
   std::chrono::nanoseconds deadline_{0};
   Counters counters_;
   Device device_;
+  Device host_device_;     // of host memory; open where gradients are added up there, beside device_
   Collective collective_;  // of the whole world
   Collective split_;       // of this data-parallel group, where that is only a part of it
   Offload offload_cpu_, offload_nvme_;
   Optimizer optimizer_, device_optimizer_;
   Checkpoint checkpoint_;
   std::unique_ptr<Tier> device_tier_, state_tier_, weight_tier_;
+  std::unique_ptr<Tier> kept_tier_;  // host memory for what is kept out of one that is none; may be NULL
   std::unique_ptr<Registry> registry_;
 
   bool committed_ = false;

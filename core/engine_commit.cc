@@ -6,6 +6,7 @@
 
 #include "core/engine.h"
 #include "core/hash.h"
+#include "core/manifest/manifest_keys.h"
 
 namespace strata {
 
@@ -50,7 +51,7 @@ Status Engine::commit() {
   layout_ = make_layout(*registry_, static_cast<int>(zero.stage), places_,
                         static_cast<uint64_t>(zero.param_persistence_threshold), weight_tier_->kind() != kDeviceTier);
   build_parts();
-  STRATA_RETURN_IF_ERROR(queue_->create_streams());
+  STRATA_RETURN_IF_ERROR(queue_->or_fail(queue_->create_streams()));
   STRATA_RETURN_IF_ERROR(agree_on_model());
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, make_plan(), "memory plan"));
   STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, allocate(), "allocation"));
@@ -98,22 +99,23 @@ std::vector<Agreement::Value> Engine::common_values() const {
           {"plugins.checkpoint", text(settings_.plugins.checkpoint)}};
 }
 
+// Where what is kept of `tier` lies in host memory; NULL where all of that tier is in memory.
+const Tier* Engine::kept_tier(const Tier& tier) const { return tier.addressable() ? nullptr : kept_tier_.get(); }
+
 void Engine::build_parts() {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto on_failure = [this](const Status& status) { note_failure(status); };
   trace_ = make_trace();
   queue_ = std::make_unique<CommQueue>(device_, Comms{group(), collective_, places_}, deadline_, counters_, *trace_,
                                        bound_to_, on_failure);
-  weights_ = std::make_unique<Weights>(layout_, zero, device_, group(), *queue_, *weight_tier_, settings_.check_weights,
-                                       counters_, *trace_);
-  GradientPlan gradients;
-  gradients.micro_batches = static_cast<int>(settings_.gradient_accumulation_steps);
-  gradients.local = gradients.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
-  gradients.communication_dtype = settings_.communication_data_type;
-  state_places_ = std::make_unique<StatePlaces>(device_, *device_tier_, *state_tier_, layout_.units.size());
-  gradients_ =
-      std::make_unique<Gradients>(*registry_, layout_, zero, gradients, device_, group(), *queue_, *state_places_,
-                                  *weights_, counters_, *trace_, lender_.lend ? &lender_ : nullptr);
+  weights_ = std::make_unique<Weights>(layout_, zero, device_, group(), *queue_,
+                                       Weights::Tiers{*weight_tier_, kept_tier(*weight_tier_)}, settings_.check_weights,
+                                       deadline_, counters_, *trace_);
+  state_places_ = std::make_unique<StatePlaces>(device_, *device_tier_, *state_tier_, kept_tier(*state_tier_),
+                                                layout_.units.size());
+  gradients_ = std::make_unique<Gradients>(*registry_, layout_, zero, GradientPlan::of(settings_), device_, group(),
+                                           *queue_, *state_places_, *weights_, counters_, *trace_,
+                                           lender_.lend ? &lender_ : nullptr, host_device_, bound_to_);
   agreement_ = std::make_unique<Agreement>(*registry_, layout_, *queue_, *gradients_, counters_);
   const States::Optimizers optimizers = {&optimizer_, device_optimizer_ ? &device_optimizer_ : nullptr};
   states_ = std::make_unique<States>(layout_, device_, optimizers, *state_places_, *weights_);
@@ -121,10 +123,7 @@ void Engine::build_parts() {
       std::make_unique<Tensors>(*registry_, layout_, device_, group(), *queue_, *weights_, *gradients_, *states_);
   updater_ = std::make_unique<Updater>(
       *registry_, layout_, zero, device_, *gradients_, *weights_, *states_, deadline_, counters_, *trace_, bound_to_,
-      [this, queue = queue_.get()](const Status& status) {
-        note_failure(status);
-        queue->fail({status.code(), "rank " + std::to_string(places_.world.rank) + ": " + status.text()});
-      },
+      [queue = queue_.get()](const Status& status) { queue->fail(status); },
       [this](strata_log_level level, const std::string& text) { log(level, text); });
 }
 
@@ -150,39 +149,44 @@ void Engine::start_progress() {
   for (uint32_t p = 0; p < registry_->params.size(); ++p) {
     run.params += registry_->params[p].owner == p ? registry_->params[p].numel : 0;
   }
-  progress_ = std::make_unique<Progress>(run, device_, plan_, counters_.snapshot(),
+  const std::vector<const Tier*> tiers = {state_tier_.get(), weight_tier_.get()};
+  progress_ = std::make_unique<Progress>(run, device_, tiers, plan_, counters_.snapshot(),
                                          [this](const std::string& line) { log(STRATA_LOG_INFO, line); });
 }
 
-// Which units keep their state on the device, where the rest is offloaded.
+// Which units keep their state on the device, where the rest is offloaded; and of those that do not, which keep fp32
+// sums of gradients there. A ratio is one of state alone.
 Status Engine::place_states() {
   STRATA_RETURN_IF_ERROR(states_->declare());
-  std::vector<uint64_t> bytes;
+  std::vector<uint64_t> bytes, sums;
   for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes.push_back(states_->bytes_of(u));
   const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
   const double all = static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), uint64_t{0}));
   const auto rest = static_cast<uint64_t>(std::llround(all * (1 - offload.ratio)));
-  state_places_->choose(bytes, std::max(rest, static_cast<uint64_t>(offload.device_state_budget)));
+  const uint64_t left =
+      state_places_->choose(bytes, std::max(rest, static_cast<uint64_t>(offload.device_state_budget)));
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) sums.push_back(gradients_->memory().sum_bytes(u));
+  state_places_->choose_sums(sums, offload.ratio < 1 ? 0 : left);
+  state_places_->choose_kept(bytes, static_cast<uint64_t>(offload.cpu_state_budget));
   return Ok();
 }
 
 Status Engine::make_plan() {
   STRATA_RETURN_IF_ERROR(place_states());
   STRATA_RETURN_IF_ERROR(weights_->check_limits());
-  const TierKind weight = weight_tier_->kind();
   plan_ = {};
   const bool streams = device_.is_asynchronous();
   const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
   const bool pins = offload.pin_memory || settings_.zero_optimization.offload_param.pin_memory;
-  plan_.add("whole weights", kDeviceTier, weights_->whole_bytes());
-  plan_.add("weight shards", weight, weights_->shard_bytes(), pins && weight == kCpuTier);
-  plan_.add("weight slabs", kDeviceTier, weights_->slab_bytes());
-  plan_.add("weight shard staging", kDeviceTier, weights_->staging_bytes());
-  plan_.add("copies of check_weights", kCpuTier, weights_->copy_bytes());
-  gradients_->memory().add_to(&plan_, pins);
+  weights_->add_to(&plan_, pins);
+  const uint64_t own = plan_.in(kDeviceTier);
+  gradients_->add_to(&plan_, pins);
+  const uint64_t with = plan_.in(kDeviceTier), lent = lender_.lend ? with - own : 0;
   for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
     plan_.add("optimizer state", tier, states_->bytes(tier), pins && tier == kCpuTier);
   }
+  plan_.add("state staging", kDeviceTier, states_->visit_bytes(false));
+  plan_.add("state staging (host side)", streams ? kCpuTier : kDeviceTier, states_->visit_bytes(true), streams);
   updater_->add_to(&plan_);
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
   plan_.add("tensor staging (host side)", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
@@ -198,12 +202,70 @@ Status Engine::make_plan() {
   const bool first = places_.data.rank == 0 && places_.tensor.rank == 0;
   const strata_log_level level = first ? STRATA_LOG_INFO : STRATA_LOG_DEBUG;
   for (const std::string& line : plan_.lines()) log(level, "plan: " + line);
+  if (first) warn_of_no_split();
+  STRATA_RETURN_IF_ERROR(check_device_memory(lent));
+  for (const Tier* tier : {state_tier_.get(), weight_tier_.get()}) {
+    if (tier->kind() == kNvmeTier) STRATA_RETURN_IF_ERROR(plan_.check_disk(tier->budget()));
+  }
   return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
 }
 
+void Engine::warn_of_no_split() const {
+  const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
+  if (!offload.split_update || states_->bytes(kCpuTier) > 0) return;
+  std::string why = "no param is trained";
+  if (states_->bytes(kDeviceTier) > 0) {
+    const std::string key = offload.ratio < 1 ? "ratio" : "device_state_budget";
+    std::string value;
+    (void)setting_text(settings_, "zero_optimization.offload_optimizer." + key, &value);
+    why = key + " (" + value + ") keeps all optimizer state on the device";
+  }
+  log(STRATA_LOG_WARN, "zero_optimization.offload_optimizer.split_update has nothing to split: " + why);
+}
+
+// Where the device says how much is free. `lent`: of the plan, what the host lends.
+Status Engine::check_device_memory(uint64_t lent) {
+  strata_device_caps caps;
+  STRATA_RETURN_IF_ERROR(device_.inspect(&caps));
+  const uint64_t need = plan_.in(kDeviceTier);
+  if (!device_.is_asynchronous() || caps.total_bytes == 0 || need - lent <= caps.free_bytes) return Ok();
+  return {STRATA_RESOURCE_EXHAUSTED, "device \"" + settings_.plugins.device + "\" has " + bytes_text(caps.free_bytes) +
+                                         " free of " + bytes_text(caps.total_bytes) + "; " + device_need()};
+}
+
+// The numbers, and the settings that could make them less.
+std::string Engine::device_need() const {
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const OffloadOptimizerSettings& offload = zero.offload_optimizer;
+  std::string keys;
+  const auto name = [&](bool counts, const std::string& key) {
+    std::string value;
+    if (!counts || !setting_text(settings_, "zero_optimization." + key, &value).ok()) return;
+    keys += (keys.empty() ? "" : ", ") + key + " (" + value + ")";
+  };
+  name(offload.device_state_budget > 0, "offload_optimizer.device_state_budget");
+  name(offload.ratio < 1, "offload_optimizer.ratio");
+  name(offload.split_update, "offload_optimizer.split_update");
+  name(offload.device == OffloadDevice::kNone, "offload_optimizer.device");
+  name(zero.stage == 3 && zero.offload_param.device == OffloadDevice::kNone, "offload_param.device");
+  name(zero.stage == 3, "max_live_parameters");
+  name(zero.stage < 3, "stage");
+  name(true, "reduce_bucket_size");
+  return "the plan needs " + bytes_text(plan_.in(kDeviceTier)) + " of device memory, " +
+         bytes_text(states_->bytes(kDeviceTier)) +
+         " of it for optimizer state, by these settings of zero_optimization: " + keys;
+}
+
+// What the device did not say, or takes beside what it is asked for, shows here.
 Status Engine::allocate() {
+  const Status all = allocate_parts();
+  if (all.code() != STRATA_RESOURCE_EXHAUSTED || !device_.is_asynchronous()) return all;
+  return {all.code(), all.text() + "; " + device_need()};
+}
+
+Status Engine::allocate_parts() {
   const MemoryNear near(settings_.bind_threads ? cores_.node : -1);
-  STRATA_RETURN_IF_ERROR(weights_->allocate());
+  STRATA_RETURN_IF_ERROR(weights_->allocate(bound_to_));
   STRATA_RETURN_IF_ERROR(gradients_->allocate());
   STRATA_RETURN_IF_ERROR(states_->allocate());
   STRATA_RETURN_IF_ERROR(updater_->allocate());

@@ -61,8 +61,9 @@ Status Engine::read_settings(const strata_engine_args& args) {
 }
 
 template <class Opened, class Api>
-Status Engine::open_plugin(const std::string& name, const char* id, Opened* instance, const Api** table) {
-  STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table));
+Status Engine::open_plugin(const std::string& role, const std::string& name, const char* id, Opened* instance,
+                           const Api** table) {
+  STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table).during("plugins." + role));
   STRATA_RETURN_IF_ERROR(plugins_->options(name, &open_args_.options));
   STRATA_RETURN_IF_ERROR(instance->open(*table, open_args_).during("plugin " + name));
   if (open_args_.rank >= 0) log_plugins();
@@ -86,7 +87,8 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   open_args_.job = args.job ? job_.c_str() : nullptr;
 
   const strata_collective_api* collective = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
+  STRATA_RETURN_IF_ERROR(
+      open_plugin("collective", settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
   strata_collective_caps ranks;
   STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
   open_args_.rank = ranks.rank;
@@ -100,7 +102,7 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   choose_cores(all);
 
   const strata_device_api* device = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.device, STRATA_DEVICE, &device_, &device));
+  STRATA_RETURN_IF_ERROR(open_plugin("device", settings_.plugins.device, STRATA_DEVICE, &device_, &device));
   strata_device_caps caps;
   STRATA_RETURN_IF_ERROR(device_.inspect(&caps));
   STRATA_RETURN_IF_ERROR(check_device(ranks));
@@ -117,12 +119,21 @@ Status Engine::open_plugins(const strata_engine_args& args) {
                                             "\" has no addressable memory to stream state from"};
   }
   STRATA_RETURN_IF_ERROR(open_tier(settings_.zero_optimization.offload_param.device, &weight_tier_));
-  const strata_optimizer_api* optimizer = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.optimizer, STRATA_OPTIMIZER, &optimizer_, &optimizer));
-  if (settings_.zero_optimization.offload_optimizer.uses_device()) {
-    STRATA_RETURN_IF_ERROR(
-        open_plugin(settings_.plugins.device_optimizer, STRATA_OPTIMIZER, &device_optimizer_, &optimizer));
+  if (settings_.zero_optimization.keeps_in_memory()) {
+    STRATA_RETURN_IF_ERROR(open_tier(OffloadDevice::kCpu, &kept_tier_));
+    if (!kept_tier_->addressable()) {
+      return {STRATA_FAILED_PRECONDITION, "plugins.offload_cpu = \"" + settings_.plugins.offload_cpu +
+                                              "\" has no addressable memory to keep what nvme holds otherwise"};
+    }
   }
+  const strata_optimizer_api* optimizer = nullptr;
+  STRATA_RETURN_IF_ERROR(
+      open_plugin("optimizer", settings_.plugins.optimizer, STRATA_OPTIMIZER, &optimizer_, &optimizer));
+  if (settings_.zero_optimization.offload_optimizer.uses_device()) {
+    STRATA_RETURN_IF_ERROR(open_plugin("device_optimizer", settings_.plugins.device_optimizer, STRATA_OPTIMIZER,
+                                       &device_optimizer_, &optimizer));
+  }
+  STRATA_RETURN_IF_ERROR(open_host_device());
   registry_ = std::make_unique<Registry>(settings_.optimizer);
   // The checkpoint plugin is opened by the first save or load; its section counts as used.
   const strata_options* unused = nullptr;
@@ -243,13 +254,13 @@ Status Engine::check_device(const strata_collective_caps& ranks) const {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto state = zero.offload_optimizer.device, weights = zero.offload_param.device;
   if (!device_.is_asynchronous()) {
+    const bool pins = (state == OffloadDevice::kNvme && zero.offload_optimizer.pin_memory) ||
+                      (weights == OffloadDevice::kNvme && zero.offload_param.pin_memory);
+    if (pins) log(STRATA_LOG_WARN, "pin_memory has no effect beside nvme: " + device + " has no memory of its own");
     if (!zero.offload_optimizer.uses_device()) return Ok();
     return {STRATA_FAILED_PRECONDITION, device +
                                             " has no memory of its own: split_update, device_state_budget and ratio of "
                                             "zero_optimization.offload_optimizer need one that has"};
-  }
-  if (state == OffloadDevice::kNvme || weights == OffloadDevice::kNvme) {
-    return {STRATA_UNIMPLEMENTED, device + " with a tier on nvme: this version offloads its state to cpu only"};
   }
   if (weights == OffloadDevice::kNone || state != OffloadDevice::kNone) return Ok();
   return {STRATA_UNIMPLEMENTED, device +
@@ -268,17 +279,32 @@ Status Engine::open_tier(OffloadDevice where, std::unique_ptr<Tier>* out) {
   if (!offload) {
     const strata_offload_api* table = nullptr;
     const std::string& name = cpu ? settings_.plugins.offload_cpu : settings_.plugins.offload_nvme;
-    STRATA_RETURN_IF_ERROR(open_plugin(name, STRATA_OFFLOAD, &offload, &table));
+    STRATA_RETURN_IF_ERROR(open_plugin(cpu ? "offload_cpu" : "offload_nvme", name, STRATA_OFFLOAD, &offload, &table));
   }
   *out = std::make_unique<Tier>(cpu ? kCpuTier : kNvmeTier, offload, counters_);
   return (*out)->inspect();
+}
+
+// Kernels for gradients that are added up in host memory.
+Status Engine::open_host_device() {
+  const bool leaves = device_.is_asynchronous() && state_tier_->kind() != kDeviceTier;
+  if (!leaves || !GradientPlan::of(settings_).adds_up()) return Ok();
+  const std::string& name = settings_.plugins.host_device;
+  const strata_device_api* table = nullptr;
+  STRATA_RETURN_IF_ERROR(open_plugin("host_device", name, STRATA_DEVICE, &host_device_, &table));
+  strata_device_caps caps;
+  STRATA_RETURN_IF_ERROR(host_device_.inspect(&caps));
+  if (!host_device_.is_asynchronous()) return Ok();
+  return {STRATA_FAILED_PRECONDITION, "plugins.host_device = \"" + name + "\" works on memory of a device (type " +
+                                          std::to_string(host_device_.type()) + "), not of the host"};
 }
 
 // The checkpoint plugin brings HDF5 along: it is loaded by the first call that needs it.
 Status Engine::open_checkpoint() {
   if (snapshot_) return Ok();
   const strata_checkpoint_api* table = nullptr;
-  STRATA_RETURN_IF_ERROR(open_plugin(settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table));
+  STRATA_RETURN_IF_ERROR(
+      open_plugin("checkpoint", settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table));
   snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, *agreement_, *weights_, *states_, *tensors_);
   return Ok();
 }

@@ -39,6 +39,16 @@ std::string size_text(uint64_t bytes) {
 
 std::string bytes_text(uint64_t bytes) { return size_text(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
+void Plan::set(const std::string& what, TierKind tier, uint64_t bytes) {
+  for (PlanItem& item : items) {
+    if (item.what == what && item.tier == tier) {
+      item.bytes = bytes;
+      return;
+    }
+  }
+  add(what, tier, bytes);
+}
+
 uint64_t Plan::in(TierKind tier) const {
   uint64_t sum = 0;
   for (const PlanItem& item : items) sum += item.tier == tier ? item.bytes : 0;
@@ -76,6 +86,15 @@ uint64_t host_limit(int64_t configured, std::string* origin) {
   }
   *origin = "MemTotal";
   return total;
+}
+
+Status Plan::check_disk(uint64_t budget) const {
+  if (in(kNvmeTier) <= budget) return Ok();
+  return {STRATA_RESOURCE_EXHAUSTED, "the plan needs " + bytes_text(in(kNvmeTier)) +
+                                         " on nvme for this rank, and the disks of nvme_path have " +
+                                         bytes_text(budget) +
+                                         " for it: free some, name more disks, use more ranks, or keep more in memory "
+                                         "with offload_optimizer.cpu_state_budget or offload_param.max_in_cpu"};
 }
 
 Status Plan::check_host(bool device_in_ram, int local_world, int64_t configured_limit) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,18 @@ struct PlanItem {
 };
 
 struct Plan {
-  std::vector<PlanItem> items;
+  std::deque<PlanItem> items;  // a host may keep their names
   void add(std::string what, TierKind tier, uint64_t bytes, bool pinned = false) {
     if (bytes > 0) items.push_back({std::move(what), tier, bytes, pinned});
   }
+  // In place of what was there under this name.
+  void set(const std::string& what, TierKind tier, uint64_t bytes);
   uint64_t in(TierKind tier) const;
   uint64_t pinned() const;
   // One line per item and one per tier, for the log.
   std::vector<std::string> lines() const;
+  // Bytes on disk of this rank against what its tier may take.
+  Status check_disk(uint64_t budget) const;
   // Host RAM of the ranks of this machine against its limit. `device_in_ram`: the device tier is RAM, too.
   Status check_host(bool device_in_ram, int local_world, int64_t configured_limit) const;
 };

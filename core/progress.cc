@@ -24,17 +24,33 @@ std::string number_text(const char* usual, double value) {
 }
 }  // namespace
 
-Progress::Progress(const Run& run, const Device& device, const Plan& plan, const strata_counters& now, LogFn log)
+Progress::Progress(const Run& run, const Device& device, std::vector<const Tier*> tiers, const Plan& plan,
+                   const strata_counters& now, LogFn log)
     : run_(run),
       device_(device),
+      tiers_(std::move(tiers)),
       planned_on_device_(plan.in(kDeviceTier)),
       pinned_(plan.pinned()),
       log_(std::move(log)),
-      counted_(now) {}
+      counted_(now) {
+  since_ = read();
+}
+
+// A tier that cannot say it now stands still until it can.
+Progress::Time Progress::read() const {
+  Time now = since_;
+  now.at = Clock::now();
+  for (const Tier* tier : tiers_) {
+    uint64_t& busy = now.busy_ns[tier->kind()];
+    busy = std::max(busy, tier->busy_ns());
+  }
+  return now;
+}
 
 void Progress::take_time() {
-  const Clock::time_point now = Clock::now();
-  spent_ += now - since_;
+  const Time now = read();
+  spent_.time += now.at - since_.at;
+  for (int t = 0; t < 3; ++t) spent_.busy_ns[t] += now.busy_ns[t] - since_.busy_ns[t];
   since_ = now;
 }
 
@@ -47,10 +63,13 @@ std::optional<Progress::Line> Progress::step(uint64_t step, double lr, const str
   tokens_ = tokens > UINT64_MAX - tokens_ ? UINT64_MAX : tokens_ + tokens;
   all_gave_tokens_ = all_gave_tokens_ && tokens > 0;
   if (step % run_.every != 0) return std::nullopt;
-  Line line{step, steps_, all_gave_tokens_ ? tokens_ : 0, args ? args->loss : 0, lr, 0, ""};
-  line.seconds = std::chrono::duration<double>(spent_).count();
+  Line line{step, steps_, all_gave_tokens_ ? tokens_ : 0, args ? args->loss : 0, lr, 0, "", {}};
+  line.seconds = std::chrono::duration<double>(spent_.time).count();
+  for (int t = 0; t < 3 && line.seconds > 0; ++t) {
+    if (since_.busy_ns[t] > 0) line.busy[t] = static_cast<double>(spent_.busy_ns[t]) / 1e9 / line.seconds;
+  }
   if (args && args->note) line.note = printable(args->note, kMostOfNote);
-  spent_ = Clock::duration(0);
+  spent_ = {};
   steps_ = tokens_ = 0;
   all_gave_tokens_ = true;
   return line;
@@ -61,7 +80,7 @@ void Progress::print(const Line& line, const StepOutcome& outcome) {
   if (line.loss != 0) text += "loss " + number_text("%.6f", line.loss) + (run_.world > 1 ? " (rank 0), " : ", ");
   text += "grad norm " + number_text("%.4f", outcome.norm) + (outcome.apply ? "" : " (step skipped)");
   text += ", lr " + text_of("%.3g", line.lr) + ", " + speed(line) + "; " + memory();
-  text += "; per step: " + traffic(minus(outcome.counted, counted_), line.steps);
+  text += "; per step: " + traffic(minus(outcome.counted, counted_), line);
   counted_ = outcome.counted;
   log_(text + (line.note.empty() ? "" : "; " + line.note));
 }
@@ -90,13 +109,15 @@ std::string Progress::memory() {
   return text + (pinned_ > 0 ? ", " + size_text(pinned_) + " pinned" : "");
 }
 
-std::string Progress::traffic(const strata_counters& bytes, uint64_t steps) const {
+std::string Progress::traffic(const strata_counters& bytes, const Line& line) const {
+  const uint64_t steps = line.steps;
   std::string text =
       "gathered " + size_text(bytes.gather_bytes / steps) + ", reduced " + size_text(bytes.reduce_bytes / steps);
   for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
     if (bytes.tier_read[tier] + bytes.tier_write[tier] == 0) continue;
     text += std::string(", ") + tier_name(tier) + " read " + size_text(bytes.tier_read[tier] / steps) + " written " +
             size_text(bytes.tier_write[tier] / steps);
+    if (line.busy[tier]) text += text_of(", busy %.0f %%", 100 * std::min(*line.busy[tier], 1.0));
   }
   return text;
 }

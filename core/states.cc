@@ -7,7 +7,12 @@ namespace strata {
 
 namespace {
 constexpr uint64_t kVisitElements = 1u << 18;  // of a piece that `visit` reads at once
+
+strata_device_type memory_of(const strata_optim_layout& layout) {
+  return layout.memory == 0 ? STRATA_CPU : layout.memory;
 }
+constexpr uint64_t kBounceBytes = 4u << 20;  // of weights between disk and device
+}  // namespace
 
 States::States(const Layout& layout, const Device& device, Optimizers optimizers, const StatePlaces& places,
                const Weights& weights)
@@ -31,7 +36,12 @@ Status States::declare() {
 Status States::check_on_device(const Segment& s) const {
   strata_optim_layout other;
   STRATA_RETURN_IF_ERROR(optimizers_.on_device->layout(s.dtype, &other).during("plugins.device_optimizer"));
-  STRATA_RETURN_IF_ERROR(check_memory(other, false).during("plugins.device_optimizer"));
+  if (memory_of(other) != device_.type()) {
+    return {STRATA_FAILED_PRECONDITION,
+            "plugins.device_optimizer updates memory of device type " + std::to_string(memory_of(other)) +
+                ", and its part of the optimizer state is on the device, of type " + std::to_string(device_.type()) +
+                ": choose a plugin for that device, as optim_adamw_cuda"};
+  }
   const strata_optim_layout& layout = layout_of(s);
   bool same = other.flags == layout.flags && other.array_count == layout.array_count;
   for (uint32_t a = 0; same && a < layout.array_count; ++a) {
@@ -45,7 +55,7 @@ Status States::check_on_device(const Segment& s) const {
 }
 
 Status States::check_memory(const strata_optim_layout& layout, bool on_host) const {
-  const strata_device_type wants = layout.memory == 0 ? STRATA_CPU : layout.memory;
+  const strata_device_type wants = memory_of(layout);
   const strata_device_type has = on_host ? STRATA_CPU : device_.type();
   if (wants == has) return Ok();
   if (wants == STRATA_CPU) {
@@ -59,13 +69,14 @@ Status States::check_memory(const strata_optim_layout& layout, bool on_host) con
                                           "optim_adamw, or zero_optimization.offload_optimizer.device = \"none\""};
 }
 
-uint64_t States::bytes_of(uint32_t unit) const {
+uint64_t States::bytes_of(uint32_t unit, bool kept) const {
   uint64_t bytes = 0;
   for (const Segment& s : layout_.units[unit].segments) {
     if (!s.trainable) continue;
+    const uint64_t owned = layout_.owned(s).size(), in_memory = places_.kept(unit, owned);
     const auto& layout = layout_of(s);
     for (uint32_t a = 0; a < layout.array_count; ++a) {
-      bytes += layout_.owned(s).size() * layout.arrays[a].bytes_per_element;
+      bytes += (kept ? in_memory : owned - in_memory) * layout.arrays[a].bytes_per_element;
     }
   }
   return bytes;
@@ -73,24 +84,57 @@ uint64_t States::bytes_of(uint32_t unit) const {
 
 uint64_t States::bytes(TierKind tier) const {
   uint64_t bytes = 0;
-  for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes += places_.tier(u).kind() == tier ? bytes_of(u) : 0;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) {
+    bytes += places_.tier(u).kind() == tier ? bytes_of(u, false) : 0;
+    bytes += tier == kCpuTier ? bytes_of(u, true) : 0;
+  }
   return bytes;
 }
 
+uint64_t States::bounce_bytes() const {
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) {
+    if (optimizers_.on_device && device_.is_asynchronous() && !weights_.addressable(u)) return kBounceBytes;
+  }
+  return 0;
+}
+
+uint64_t States::visit_bytes(bool on_host) const {
+  uint64_t largest = 0;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) {
+    for (uint32_t i = 0; i < layout_.units[u].segments.size() && places_.on_host(u) == on_host; ++i) {
+      const Segment& s = layout_.units[u].segments[i];
+      for (const uint64_t begin : {uint64_t{0}, kept(u, i)}) {
+        const Piece piece{u, i, begin, std::min(kVisitElements, layout_.owned(s).size() - begin)};
+        if (s.trainable) largest = std::max(largest, buffer_bytes(piece));
+      }
+    }
+  }
+  return largest;
+}
+
 Status States::allocate() {
+  for (const bool on_host : {false, true}) {
+    Memory* buffer = &visit_buffers_[on_host ? 1 : 0];
+    STRATA_RETURN_IF_ERROR(memory_for_updates(on_host, visit_bytes(on_host), buffer).during("state staging"));
+  }
+  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, bounce_bytes(), &bounce_).during("weight bounce"));
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     const Tier& tier = places_.tier(u);
-    auto& unit = regions_.emplace_back();
+    auto& unit = arrays_.emplace_back();
     for (const Segment& s : layout_.units[u].segments) {
-      auto& arrays = unit.emplace_back();
+      Arrays& arrays = unit.emplace_back();
       if (!s.trainable) continue;
       const auto& layout = layout_of(s);
+      const uint64_t owned = layout_.owned(s).size(), in_memory = places_.kept(u, owned);
       for (uint32_t a = 0; a < layout.array_count; ++a) {
-        const uint64_t bytes = layout_.owned(s).size() * layout.arrays[a].bytes_per_element;
-        STRATA_RETURN_IF_ERROR(tier.alloc(bytes, s.name + " " + layout.arrays[a].name, &arrays.emplace_back()));
+        const std::string label = s.name + " " + layout.arrays[a].name;
+        const uint64_t size = layout.arrays[a].bytes_per_element, bytes = (owned - in_memory) * size;
+        STRATA_RETURN_IF_ERROR(tier.alloc(bytes, label, &arrays.rest.emplace_back()));
         if (tier.kind() == kDeviceTier && bytes > 0) {
-          STRATA_RETURN_IF_ERROR(device_.zero(arrays.back().address(), bytes));
+          STRATA_RETURN_IF_ERROR(device_.zero(arrays.rest.back().address(), bytes));
         }
+        if (in_memory == 0) continue;
+        STRATA_RETURN_IF_ERROR(places_.memory().alloc(in_memory * size, label, &arrays.kept.emplace_back()));
       }
     }
   }
@@ -103,6 +147,13 @@ int States::canonical_index(const Segment& s, const std::string& name) const {
     if (name == layout.canonical[i]) return static_cast<int>(i);
   }
   return -1;
+}
+
+States::Place States::place(const Piece& piece, uint32_t array) const {
+  const Arrays& arrays = arrays_[piece.unit][piece.segment];
+  const uint64_t size = layout_of(segment(piece)).arrays[array].bytes_per_element;
+  if (is_kept(piece)) return {arrays.kept[array], piece.begin * size};
+  return {arrays.rest[array], (piece.begin - kept(piece.unit, piece.segment)) * size};
 }
 
 uint64_t States::array_bytes(const Piece& piece) const {
@@ -121,10 +172,10 @@ void States::point(const Piece& piece, char* buffer, std::vector<void*>* arrays,
   const auto& layout = layout_of(s);
   arrays->clear();
   for (uint32_t a = 0; a < layout.array_count; ++a) {
-    const uint64_t size = layout.arrays[a].bytes_per_element;
-    char* there = regions_[piece.unit][piece.segment][a].address();
-    arrays->push_back(state_in_place(piece) ? there + piece.begin * size
-                                            : std::exchange(buffer, buffer + piece.count * size));
+    const Place there = place(piece, a);
+    const uint64_t bytes = piece.count * layout.arrays[a].bytes_per_element;
+    arrays->push_back(state_in_place(piece) ? there.region.address() + there.offset
+                                            : std::exchange(buffer, buffer + bytes));
   }
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
   *weight = weight_in_place(piece) ? owned.address + piece.begin * dtype_size(s.dtype) : buffer;
@@ -134,6 +185,15 @@ Status States::memory_for_updates(bool on_host, uint64_t bytes, Memory* out) con
   return on_host ? Memory::shared_with_host(device_, bytes, out) : Memory::on_device(device_, bytes, out);
 }
 
+Status States::register_buffer(const Memory& memory, std::vector<Registration>* out) const {
+  const Tier& state = places_.offload();
+  const uint64_t whole = memory.bytes() / 4096 * 4096;
+  STRATA_RETURN_IF_ERROR(state.register_memory(memory.at(0), whole, &out->emplace_back()));
+  // One instance of a plugin serves both.
+  if (weights_.offload().kind() == state.kind()) return Ok();
+  return weights_.offload().register_memory(memory.at(0), whole, &out->emplace_back());
+}
+
 // The arrays that are not worked on in place.
 Status States::move_arrays(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
                            std::vector<Work>* done) const {
@@ -141,8 +201,8 @@ Status States::move_arrays(bool write, const Piece& piece, char* buffer, const s
   const Tier& tier = places_.tier(piece.unit);
   const auto& layout = layout_of(segment(piece));
   for (uint32_t a = 0; a < layout.array_count; ++a) {
-    const uint64_t size = layout.arrays[a].bytes_per_element, offset = piece.begin * size, bytes = piece.count * size;
-    const Region& region = regions_[piece.unit][piece.segment][a];
+    const auto [region, offset] = place(piece, a);
+    const uint64_t bytes = piece.count * layout.arrays[a].bytes_per_element;
     char* here = std::exchange(buffer, buffer + bytes);
     if (piece.streamed) {
       char* there = region.address() + offset;
@@ -166,20 +226,38 @@ Status States::move_weight(bool write, const Piece& piece, char* buffer, const s
   char* here = buffer + buffer_bytes(piece) - bytes;
   const OwnedWeights owned = weights_.owned(piece.unit, piece.segment);
   if (!owned.address) {
-    const Work work = Work::create();
+    const Tier& tier = weights_.tier(piece.unit);
     const uint64_t offset = owned.offset + piece.begin * size;
-    STRATA_RETURN_IF_ERROR(write ? weights_.tier().write(*owned.region, offset, bytes, here, work.event())
-                                 : weights_.tier().read(*owned.region, offset, bytes, here, work.event()));
+    if (!on_host(piece)) return move_through_host(write, *owned.region, offset, bytes, here, stream);
+    const Work work = Work::create();
+    STRATA_RETURN_IF_ERROR(write ? tier.write(*owned.region, offset, bytes, here, work.event())
+                                 : tier.read(*owned.region, offset, bytes, here, work.event()));
     done->push_back(work);
     return Ok();
   }
   char* there = owned.address + piece.begin * size;
   STRATA_RETURN_IF_ERROR(device_.copy(write ? there : here, write ? here : there, bytes, stream));
-  if (!weights_.on_device(piece.unit)) weights_.tier().count(write, bytes);
+  if (!weights_.on_device(piece.unit)) weights_.tier(piece.unit).count(write, bytes);
   if (!done) return Ok();
   Marker end;
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &end));
   done->push_back(Work::ending_at(end));
+  return Ok();
+}
+
+// Weights on disk that the device updates: in small pieces, and done on return.
+Status States::move_through_host(bool write, const Region& region, uint64_t offset, uint64_t bytes, char* here,
+                                 const strata_stream* stream) const {
+  for (uint64_t at = 0; at < bytes; at += kBounceBytes) {
+    const uint64_t n = std::min(kBounceBytes, bytes - at);
+    if (!write) STRATA_RETURN_IF_ERROR(weights_.offload().read(region, offset + at, n, bounce_.at(0), nullptr));
+    STRATA_RETURN_IF_ERROR(write ? device_.copy(bounce_.at(0), here + at, n, stream)
+                                 : device_.copy(here + at, bounce_.at(0), n, stream));
+    Marker copied;
+    STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &copied));
+    STRATA_RETURN_IF_ERROR(copied.before(nullptr));
+    if (write) STRATA_RETURN_IF_ERROR(weights_.offload().write(region, offset + at, n, bounce_.at(0), nullptr));
+  }
   return Ok();
 }
 
@@ -198,14 +276,11 @@ Status States::store(const Piece& piece, char* buffer, const strata_stream* stre
 Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn) {
   const Segment& s = layout_.units[unit].segments[segment];
   const uint64_t end = first + count;
-  const bool on_host = places_.on_host(unit);
-  Memory& buffer = visit_buffers_[on_host ? 1 : 0];
-  if (!in_place({unit, segment}) && buffer.bytes() == 0) {
-    STRATA_RETURN_IF_ERROR(memory_for_updates(on_host, 32 * kVisitElements, &buffer));
-  }
+  const Memory& buffer = visit_buffers_[places_.on_host(unit) ? 1 : 0];
   while (first < end) {
     Piece piece{unit, segment, first / kShardElements * kShardElements, 0};
     piece.count = std::min(round_up(end, kShardElements) - piece.begin, kVisitElements);
+    if (is_kept(piece)) piece.count = std::min(piece.count, kept(unit, segment) - piece.begin);
     std::vector<void*> arrays;
     std::vector<Work> done;
     const auto wait = [&done] {

@@ -1,9 +1,10 @@
 // states.h - the optimizer's state of this rank's slices: where each array lies, and how a piece of it is reached.
 //
-// The optimizer plugin declares the arrays; a unit's tier holds them, one region per segment and array. A piece is
-// worked on in place where the update reaches it; otherwise it is read into a buffer, changed, and written back. So are
-// weights on the other side than their update, and state in host memory that the device updates. The pipeline over many
-// pieces is in update/host_lane.h; `visit` is the one-piece form for reading and writing tensors.
+// The optimizer plugin declares the arrays; a unit's tier holds them, one region per segment and array, and
+// where a part of a segment is kept in host memory one more. A piece is worked on in place where the update reaches it;
+// otherwise it is read into a buffer, changed, and written back. So are weights on the other side than their update,
+// and state in host memory that the device updates. The pipeline over many pieces is in update/host_lane.h; `visit` is
+// the one-piece form for reading and writing tensors.
 #pragma once
 
 #include <functional>
@@ -12,7 +13,7 @@
 #include "core/backends.h"
 #include "core/layout.h"
 #include "core/state_places.h"
-#include "core/weights.h"
+#include "core/weights/weights.h"
 
 namespace strata {
 
@@ -28,8 +29,10 @@ class States {
 
   // Asks the optimizers what they keep for the dtypes in use.
   Status declare();
-  uint64_t bytes_of(uint32_t unit) const;
+  uint64_t bytes_of(uint32_t unit) const { return bytes_of(unit, false) + bytes_of(unit, true); }
   uint64_t bytes(TierKind tier) const;
+  // Of buffers for `visit`, for state whose update runs on the host, or on the device.
+  uint64_t visit_bytes(bool on_host) const;
   Status allocate();
 
   const StatePlaces& places() const { return places_; }
@@ -41,9 +44,13 @@ class States {
   // A piece of a segment: elements [begin, begin + count) of what this rank owns, both multiples of 2,048.
   struct Piece {
     uint32_t unit = 0, segment = 0;
-    uint64_t begin = 0, count = 0;
-    bool streamed = false;  // lies in host memory, and is brought to the device for its update
+    uint64_t begin = 0, count = 0;  // all of it before kept(), or all of it behind
+    bool streamed = false;          // lies in host memory, and is brought to the device for its update
   };
+  // How much of a segment's state lies in host memory although the tier is none: elements from the first on.
+  uint64_t kept(uint32_t unit, uint32_t segment) const {
+    return places_.kept(unit, layout_.owned(layout_.units[unit].segments[segment]).size());
+  }
   // Where its update runs, and what does it.
   bool on_host(const Piece& piece) const { return places_.on_host(piece.unit) && !piece.streamed; }
   const Optimizer& optimizer() const { return *optimizers_.main; }
@@ -65,6 +72,8 @@ class States {
               std::vector<Work>* done) const;
   Status store(const Piece& piece, char* buffer, const strata_stream* stream, std::vector<Work>* done) const;
   Status memory_for_updates(bool on_host, uint64_t bytes, Memory* out) const;
+  // Tells the tiers of such memory of the host.
+  Status register_buffer(const Memory& memory, std::vector<Registration>* out) const;
 
   // Runs fn(args, index of `first` within the piece) on elements [first, first + count) of the owned range, cut into
   // bounded pieces; `write` stores them afterwards.
@@ -72,12 +81,22 @@ class States {
   Status visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn);
 
  private:
+  uint64_t bytes_of(uint32_t unit, bool kept) const;
   Status check_on_device(const Segment& s) const;
   Status check_memory(const strata_optim_layout& layout, bool on_host) const;
   const Segment& segment(const Piece& piece) const { return layout_.units[piece.unit].segments[piece.segment]; }
   uint64_t array_bytes(const Piece& piece) const;
   uint64_t weight_bytes(const Piece& piece) const { return piece.count * dtype_size(segment(piece).dtype); }
-  bool state_in_place(const Piece& piece) const { return places_.tier(piece.unit).addressable() && !piece.streamed; }
+  bool state_in_place(const Piece& piece) const {
+    return (places_.tier(piece.unit).addressable() || is_kept(piece)) && !piece.streamed;
+  }
+  bool is_kept(const Piece& piece) const { return piece.begin < kept(piece.unit, piece.segment); }
+  // Where an array of it lies.
+  struct Place {
+    const Region& region;
+    uint64_t offset;  // bytes
+  };
+  Place place(const Piece& piece, uint32_t array) const;
   bool weight_in_place(const Piece& piece) const {
     const bool same_side = !device_.is_asynchronous() || on_host(piece) != weights_.on_device(piece.unit);
     return weights_.addressable(piece.unit) && same_side;
@@ -86,15 +105,22 @@ class States {
                      std::vector<Work>* done) const;
   Status move_weight(bool write, const Piece& piece, char* buffer, const strata_stream* stream,
                      std::vector<Work>* done) const;
+  Status move_through_host(bool write, const Region& region, uint64_t offset, uint64_t bytes, char* here,
+                           const strata_stream* stream) const;
+  uint64_t bounce_bytes() const;
 
   const Layout& layout_;
   const Device& device_;
   const Optimizers optimizers_;
   const StatePlaces& places_;
   const Weights& weights_;
-  strata_optim_layout layouts_[8] = {};                    // by dtype
-  std::vector<std::vector<std::vector<Region>>> regions_;  // [unit][segment][array]
-  Memory visit_buffers_[2];                                // on the device; of the host
+  strata_optim_layout layouts_[8] = {};  // by dtype
+  struct Arrays {
+    std::vector<Region> kept, rest;
+  };
+  std::vector<std::vector<Arrays>> arrays_;  // [unit][segment]
+  Memory visit_buffers_[2];                  // on the device; of the host
+  Memory bounce_;                            // between disk and device
 };
 
 }  // namespace strata

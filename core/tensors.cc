@@ -165,7 +165,7 @@ Status Tensors::import_weight(uint32_t unit, uint32_t segment, uint64_t first, u
   const OwnedWeights owned = weights_.owned(unit, segment);
   const uint64_t size = dtype_size(s.dtype);
   if (owned.address) return device_.copy(owned.address + first * size, in, count * size);
-  return weights_.tier().write(*owned.region, owned.offset + first * size, count * size, in, nullptr);
+  return weights_.tier(unit).write(*owned.region, owned.offset + first * size, count * size, in, nullptr);
 }
 
 // ---- reading -----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ Status Tensors::read(uint32_t param, const std::string& array, const strata_tens
   const Param& p = registry_.owner_of(param);
   const Segment& s = layout_.units[p.home].segments[p.segment];
   const bool weight = array == "weight", grad = array == "grad";
-  if (grad) STRATA_RETURN_IF_ERROR(queue_.flush());  // reductions under way end first
+  if (grad) STRATA_RETURN_IF_ERROR(gradients_.flush());  // reductions under way end first
   const strata_dtype dtype = weight ? s.dtype : STRATA_F32;
   for (const Piece& piece : cut(p)) {
     const Range owned = layout_.owned(s), part = intersect(owned, piece.segment);
@@ -246,7 +246,7 @@ Status Tensors::export_weight(uint32_t unit, uint32_t segment, uint64_t first, u
   const OwnedWeights owned = weights_.owned(unit, segment);
   const uint64_t size = dtype_size(s.dtype);
   if (owned.address) return device_.copy(out, owned.address + first * size, count * size);
-  return weights_.tier().read(*owned.region, owned.offset + first * size, count * size, out, nullptr);
+  return weights_.tier(unit).read(*owned.region, owned.offset + first * size, count * size, out, nullptr);
 }
 
 }  // namespace strata

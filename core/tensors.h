@@ -7,7 +7,7 @@
 #pragma once
 
 #include "core/comm_queue.h"
-#include "core/gradients.h"
+#include "core/gradients/gradients.h"
 #include "core/states.h"
 
 namespace strata {

@@ -17,16 +17,36 @@ Region::~Region() {
   if (tier_ && tier_->offload_) tier_->offload_->api()->free(tier_->offload_->self(), id_);
 }
 
+Registration::~Registration() {
+  if (offload_) offload_->api()->unregister_memory(offload_->self(), memory_);
+}
+
+Status Tier::register_memory(void* memory, uint64_t bytes, Registration* out) const {
+  if (addressable_ || bytes == 0) return Ok();
+  STRATA_RETURN_IF_ERROR(take_failure(offload_->api()->register_memory(offload_->self(), memory, bytes)));
+  Registration made;
+  made.offload_ = offload_;
+  made.memory_ = memory;
+  *out = std::move(made);
+  return Ok();
+}
+
 Status Tier::inspect() {
   if (!offload_) return Ok();
   strata_offload_caps caps;
   STRATA_RETURN_IF_ERROR(read_caps(offload_->api(), offload_->self(), &caps));
   addressable_ = (caps.flags & STRATA_OFFLOAD_ADDRESSABLE) != 0;
+  budget_ = caps.budget_bytes;
   if (caps.io_alignment > 0 && 4096 % caps.io_alignment != 0) {
     return {STRATA_UNIMPLEMENTED, "a tier that wants transfers at multiples of " + std::to_string(caps.io_alignment) +
                                       " bytes cannot be served: shards are multiples of 4096"};
   }
   return Ok();
+}
+
+uint64_t Tier::busy_ns() const {
+  strata_offload_caps caps;
+  return offload_ && read_caps(offload_->api(), offload_->self(), &caps).ok() ? caps.busy_ns : 0;
 }
 
 Status Tier::alloc(uint64_t bytes, const std::string& label, Region* out) const {
@@ -75,7 +95,6 @@ Status Tier::read(const Region& region, uint64_t offset, uint64_t bytes, void* b
 }
 
 Status Tier::to_device(const Region& region, const Device& device, void* to, const strata_stream* stream) const {
-  if (!region.address_) return read(region, 0, region.bytes_, to, nullptr);
   add(counters_->tier_read[kind_], region.bytes_);
   return device.copy(to, region.address_, region.bytes_, stream);
 }

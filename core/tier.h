@@ -39,6 +39,24 @@ class Region {
   uint64_t bytes_ = 0;
 };
 
+// Memory that a tier was told of; forgotten when this goes, before the memory and the tier do.
+class Registration {
+ public:
+  Registration() = default;
+  Registration(Registration&& o) noexcept { *this = std::move(o); }
+  Registration& operator=(Registration&& o) noexcept {
+    std::swap(offload_, o.offload_);
+    std::swap(memory_, o.memory_);
+    return *this;
+  }
+  ~Registration();
+
+ private:
+  friend class Tier;
+  const Offload* offload_ = nullptr;
+  void* memory_ = nullptr;
+};
+
 class Tier {
  public:
   // The device tier.
@@ -51,17 +69,24 @@ class Tier {
   // Reads what the plugin can do; before the first alloc.
   Status inspect();
   bool addressable() const { return addressable_; }
+  // What regions together never exceed; of an offload plugin.
+  uint64_t budget() const { return budget_; }
+  // How long it has had transfers under way; 0 where that is not known.
+  uint64_t busy_ns() const;
 
   // Zeros on an offload plugin, anything on the device. `label` appears in errors.
   Status alloc(uint64_t bytes, const std::string& label, Region* out) const;
   // Moves bytes; `done` NULL: done on return.
   Status read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
   Status write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer, strata_event* done) const;
+  // Says that reads and writes will use this memory again and again: whole blocks of 4096, with no transfer under way
+  // in them when `out` goes. It makes them cheaper where the tier can; the others do nothing.
+  Status register_memory(void* memory, uint64_t bytes, Registration* out) const;
   // Bytes of an addressable tier that were moved from or to the device.
   void count(bool write, uint64_t bytes) const {
     strata::add((write ? counters_->tier_write : counters_->tier_read)[kind_], bytes);
   }
-  // Brings a whole region into device memory; from an addressable one as work on `stream`.
+  // Brings a whole region of an addressable tier into device memory, as work on `stream`.
   Status to_device(const Region& region, const Device& device, void* to, const strata_stream* stream) const;
 
  private:
@@ -74,6 +99,7 @@ class Tier {
   const Offload* offload_ = nullptr;
   Counters* counters_;
   bool addressable_ = true;
+  uint64_t budget_ = UINT64_MAX;
 };
 
 }  // namespace strata

@@ -86,7 +86,7 @@ Trace::Trace(const Settings& settings, std::unique_ptr<TraceFile> file, int rank
       records_(static_cast<uint64_t>(settings.trace.records)),
       first_(static_cast<uint64_t>(settings.trace.first_step)),
       steps_(static_cast<uint64_t>(settings.trace.steps)) {
-  for (TraceRow* row : {&host, &collective, &update, &streaming}) row->timed_ = settings.wall_clock_breakdown;
+  for (TraceRow* row : threads_) row->timed_ = settings.wall_clock_breakdown;
 }
 
 Trace::~Trace() {
@@ -97,7 +97,7 @@ Trace::~Trace() {
 }
 
 uint64_t Trace::bytes() const {
-  const uint64_t rows = device_.is_asynchronous() ? kMostRows : 4;
+  const uint64_t rows = device_.is_asynchronous() ? kMostRows : std::size(threads_);
   return is_on() ? rows * records_ * sizeof(TraceRecord) : 0;
 }
 
@@ -107,7 +107,7 @@ Status Trace::allocate() {
   if (!file_->has_first_name()) {
     log_(STRATA_LOG_INFO, "trace: another engine writes to the same folder; this one's file is " + file_->path());
   }
-  for (TraceRow* row : {&host, &collective, &update, &streaming}) row->ring_.resize(records_);
+  for (TraceRow* row : threads_) row->ring_.resize(records_);
   for (auto& stream : streams_) stream->row_.ring_.resize(records_);
   return Ok();
 }
@@ -211,8 +211,7 @@ void Trace::write_all(FILE* file, uint64_t* spans, uint64_t* dropped) const {
   std::fprintf(file, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", rank_,
                rank_);
   int number = 0;
-  for (const TraceRow* row : {&host, &collective, &update, &streaming})
-    write_row(file, ++number, *row, 0, spans, dropped);
+  for (const TraceRow* row : threads_) write_row(file, ++number, *row, 0, spans, dropped);
   for (const auto& stream : streams_) write_row(file, ++number, stream->row_, stream->lost_, spans, dropped);
   std::fprintf(file, "\n],\"otherData\":{\"rank\":%d,\"spans\":%llu,\"dropped\":%llu}}\n", rank_,
                static_cast<unsigned long long>(*spans), static_cast<unsigned long long>(*dropped));

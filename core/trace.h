@@ -123,14 +123,15 @@ class Trace {
   Trace(const Settings& settings, std::unique_ptr<TraceFile> file, int rank, const Device& device,
         std::vector<std::string> units, LogFn log);
   ~Trace();  // behind all threads and streams that have rows
-  static constexpr uint64_t kMostRows = 11;
+  static constexpr uint64_t kMostRows = 13;
   uint64_t bytes() const;  // of all rings
   Status allocate();       // when all streams have their rows; refuses a path that cannot be written
   // A row for a stream that `thread` enqueues on; NULL where nothing is recorded, or the device keeps no times.
   StreamTrace* add_stream(const char* name, const TraceRow& thread);
 
   Timings timings;
-  TraceRow host{"host"}, collective{"collective"}, update{"update"}, streaming{"streaming"};
+  TraceRow host{"host"}, collective{"collective"}, sums{"gradient sums"}, update{"update"}, streaming{"streaming"};
+  TraceRow reading{"shard reads"};
 
   // Host thread. What follows belongs to `step`; whether it is the last of the range; what the host is doing, by its
   // calls (NULL: nothing known).
@@ -151,6 +152,7 @@ class Trace {
   void write_all(FILE* file, uint64_t* spans, uint64_t* dropped) const;
   void write_row(FILE* file, int number, const TraceRow& row, uint64_t lost, uint64_t* spans, uint64_t* dropped) const;
 
+  TraceRow* const threads_[6] = {&host, &collective, &sums, &update, &streaming, &reading};
   const std::unique_ptr<TraceFile> file_;
   const int rank_;
   const Device& device_;

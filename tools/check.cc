@@ -33,16 +33,22 @@ struct Role {
 };
 
 std::vector<Role> roles_of(const Settings& s) {
+  const ZeroSettings& zero = s.zero_optimization;
   const auto tier = [&](OffloadDevice device) {
-    const ZeroSettings& zero = s.zero_optimization;
     return zero.offload_optimizer.device == device || zero.offload_param.device == device ? Need::kAtStart
                                                                                           : Need::kNever;
   };
+  const bool offloads = zero.offload_optimizer.device != OffloadDevice::kNone;
+  const bool adds = zero.stage >= 2 && !zero.accumulate_locally && s.gradient_accumulation_steps > 1;
+  const auto where = [](bool used) { return used ? Need::kAtStart : Need::kNever; };
   return {{"collective", s.plugins.collective, STRATA_COLLECTIVE, Need::kAtStart},
           {"device", s.plugins.device, STRATA_DEVICE, Need::kAtStart},
+          {"host_device", s.plugins.host_device, STRATA_DEVICE, where(offloads && adds)},
           {"offload_cpu", s.plugins.offload_cpu, STRATA_OFFLOAD, tier(OffloadDevice::kCpu)},
           {"offload_nvme", s.plugins.offload_nvme, STRATA_OFFLOAD, tier(OffloadDevice::kNvme)},
           {"optimizer", s.plugins.optimizer, STRATA_OPTIMIZER, Need::kAtStart},
+          {"device_optimizer", s.plugins.device_optimizer, STRATA_OPTIMIZER,
+           where(offloads && zero.offload_optimizer.uses_device())},
           {"checkpoint", s.plugins.checkpoint, STRATA_CHECKPOINT, Need::kLater}};
 }
 
@@ -134,7 +140,7 @@ int check(const CheckArgs& args) {
 
     if (findings.empty()) std::cout << args.manifest << ": no errors\n  " << batch_line(settings, places) << "\n";
     for (size_t i = 0; i < roles.size(); ++i)
-      std::cout << "  " << std::left << std::setw(13) << roles[i].name << lines[i] << "\n";
+      std::cout << "  " << std::left << std::setw(17) << roles[i].name << lines[i] << "\n";
   }
   if (findings.empty()) return 0;
   std::cout.flush();

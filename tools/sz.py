@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 8,000 lines in all, core/update 1,000, core/manifest 2,100, core/plugins 1,800
+    core 6,500 lines in all; core/weights and core/update 1,200, core/gradients, core/plugins 1,800, core/manifest 2,100
     a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
@@ -16,7 +16,8 @@ CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
 PLUGIN, FILE, FUNCTION, HEADER = 1200, 800, 80, 300
 # A folder without those below it.
-CORE = {"core": 8000, "core/update": 1000, "core/manifest": 2100, "core/plugins": 1800}
+CORE = {"core": 6500, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2100,
+        "core/plugins": 1800}
 
 # The host API is one header, so that a host includes one.
 LARGER_HEADERS = {"abi/strata/strata.h": 360}
@@ -29,8 +30,9 @@ LARGER_PLUGINS = {
                          "names who is missing"),
     "comm_mpi": (1240, "MPI's calls have no deadline, and its requests outlive the instance that made them"),
     "comm_nccl": (1910, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
-    "offload_nvme": (1290, "files with a life of their own, striping, copies of what is not aligned, a measurement"),
-    "fault": (1320, "one wrapper per interface, with every slot of it"),
+    "offload_nvme": (1450, "files with a life of their own, striping, stripes that move out of linked files, copies of "
+                           "what is not aligned, a measurement"),
+    "fault": (1340, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.
 TABLES = {"core/manifest/manifest_keys.cc": (120, "the key table: one entry per manifest key, grouped as in the "

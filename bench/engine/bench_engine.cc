@@ -8,10 +8,13 @@
 //                               units of 262,144 params each, and for comparison of 16,384
 //   plan_vs_measured_bytes      largest difference between the printed plan and the kernel's figure for resident
 //                               memory (smaps_rollup) over stages 1, 2, 3 at 2 ranks, in percent of the plan
+//   update_4_ranks_vs_1         the update of 32 Mi params with state in host memory, threads as they are by default:
+//                               all of 4 ranks of this machine over one rank with the same total, by turns
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -65,15 +68,24 @@ struct Run {
   std::vector<uint16_t> grad;
   uint32_t units;
 
-  Run(int rank, int world, const std::string& job, int stage, const std::string& offload, uint32_t units_, int64_t side,
-      const std::string& trace = "")
-      : shape{side, side}, grad(static_cast<size_t>(side * side), 0x3c00), units(units_) {
+  // What most runs here have alike.
+  struct Shape {
+    std::string offload = "cpu";
+    uint32_t units = 8;
+    int64_t side = 2048;
+    uint32_t threads = 1;    // workers; 0: the engine decides
+    std::string zero = "";   // further keys of zero_optimization
+    std::string trace = "";  // folder
+  };
+  Run(int rank, int world, const std::string& job, int stage, const Shape& s)
+      : shape{s.side, s.side}, grad(static_cast<size_t>(s.side * s.side), 0x3c00), units(s.units) {
     const std::string manifest =
-        "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\nthreads = 1\n"
-        "[zero_optimization]\nstage = " +
-        std::to_string(stage) + (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") +
-        (offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + offload + "\"\n") +
-        (trace.empty() ? "" : "[trace]\npath = \"" + trace + "\"\n");
+        "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\n" +
+        (s.threads == 0 ? "" : "threads = " + std::to_string(s.threads) + "\n") +
+        "[zero_optimization]\nstage = " + std::to_string(stage) +
+        (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") + s.zero +
+        (s.offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + s.offload + "\"\n") +
+        (s.trace.empty() ? "" : "[trace]\npath = \"" + s.trace + "\"\n");
     strata_engine_args args;
     STRATA_INIT(&args);
     args.manifest_text = manifest.c_str();
@@ -98,7 +110,7 @@ struct Run {
   }
   ~Run() { strata_close(engine); }
 
-  void step() {
+  void gradients() {
     for (uint32_t u = 0; u < units; ++u) {
       check(strata_fetch(engine, u, nullptr), "fetch");
       check(strata_release(engine, u, nullptr), "release");
@@ -117,13 +129,19 @@ struct Run {
       check(strata_grads_done(engine, u), "grads_done");
     }
     check(strata_end_backward(engine), "end_backward");
+  }
+  void update() {
     check(strata_step(engine, nullptr), "step");
     check(strata_wait(engine), "wait");
+  }
+  void step() {
+    gradients();
+    update();
   }
 };
 
 void fetch_release() {
-  Run run(0, 1, "bench", 0, "none", 4, 256);
+  Run run(0, 1, "bench", 0, {.offload = "none", .units = 4, .side = 256});
   check(strata_commit(run.engine), "commit");
   run.step();
   std::vector<double> times;
@@ -140,7 +158,7 @@ void fetch_release() {
 }
 
 void counters() {
-  Run run(0, 1, "bench", 3, "cpu", 8, 128);
+  Run run(0, 1, "bench", 3, {.side = 128});
   check(strata_commit(run.engine), "commit");
   for (int i = 0; i < 20; ++i) run.step();
   std::vector<double> steps;
@@ -167,7 +185,7 @@ void counters() {
 // Percent by which steps with a trace are longer. The two take turns of ten steps, and each turn is compared with the
 // one beside it: the machine's own changes are longer than that.
 double traced_over_plain(int64_t side, int turns, const std::string& folder) {
-  Run plain(0, 1, "plain", 3, "cpu", 8, side), traced(0, 1, "traced", 3, "cpu", 8, side, folder);
+  Run plain(0, 1, "plain", 3, {.side = side}), traced(0, 1, "traced", 3, {.side = side, .trace = folder});
   check(strata_commit(plain.engine), "commit");
   check(strata_commit(traced.engine), "commit");
   const auto turn = [](Run& run) {
@@ -229,7 +247,7 @@ void plan() {
       for (int r = 0; r < world; ++r) ranks.emplace_back(fn, r);
       for (auto& t : ranks) t.join();
     };
-    on_all([&](int r) { runs[static_cast<size_t>(r)] = std::make_unique<Run>(r, world, job, stage, "cpu", 8, 2048); });
+    on_all([&](int r) { runs[static_cast<size_t>(r)] = std::make_unique<Run>(r, world, job, stage, Run::Shape{}); });
     const uint64_t before = resident();
     on_all([&](int r) {
       check(strata_commit(runs[static_cast<size_t>(r)]->engine), "commit");
@@ -244,6 +262,55 @@ void plan() {
   print("plan_vs_measured_bytes", worst, 2.0, "%", "smaps_rollup");
 }
 
+// Seconds of the update of all ranks, from when all have reduced to when all are done. In the median.
+class Ranks {
+ public:
+  explicit Ranks(int world) : meet_(world + 1) {
+    for (int r = 0; r < world; ++r) {
+      threads_.emplace_back([this, r, world] {
+        Run run(r, world, "ranks" + std::to_string(world), 2, {.threads = 0, .zero = "overlap_comm = false\n"});
+        check(strata_commit(run.engine), "commit");
+        for (meet_.arrive_and_wait(); !done_; meet_.arrive_and_wait()) {
+          run.gradients();
+          meet_.arrive_and_wait();
+          run.update();
+          meet_.arrive_and_wait();
+        }
+      });
+    }
+  }
+  ~Ranks() {
+    done_ = true;
+    meet_.arrive_and_wait();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  double update() {
+    meet_.arrive_and_wait();
+    meet_.arrive_and_wait();
+    const double start = now();
+    meet_.arrive_and_wait();
+    return now() - start;
+  }
+
+ private:
+  std::barrier<> meet_;
+  std::atomic<bool> done_{false};
+  std::vector<std::thread> threads_;
+};
+
+void ranks() {
+  Ranks four(4), one(1);
+  std::vector<double> together, alone;
+  for (int round = 0; round < 22; ++round) {
+    const double a = four.update(), b = one.update();
+    if (round < 2) continue;  // first touches
+    together.push_back(a);
+    alone.push_back(b);
+  }
+  std::printf("4 ranks %.1f ms, 1 rank %.1f ms\n", median(together) * 1e3, median(alone) * 1e3);
+  print("update_4_ranks_vs_1", median(together) / median(alone), 1.0, "x", "one rank with the same total");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -252,8 +319,9 @@ int main(int argc, char** argv) {
   if (name == "counters_overhead") return counters(), 0;
   if (name == "trace_overhead") return trace(), 0;
   if (name == "plan_vs_measured_bytes") return plan(), 0;
+  if (name == "update_4_ranks_vs_1") return ranks(), 0;
   std::fprintf(stderr,
                "usage: bench_engine fetch_release_resident_us | counters_overhead | trace_overhead | "
-               "plan_vs_measured_bytes\n");
+               "plan_vs_measured_bytes | update_4_ranks_vs_1\n");
   return 2;
 }

@@ -115,6 +115,7 @@ NVME_PARAMS = {"device": "nvme", "pin_memory": True, "buffer_count": 8, "buffer_
 TIGHT = {Z + "stage": 3, Z + "max_live_parameters": 3e8, Z + "max_reuse_distance": 0, Z + "reduce_bucket_size": 1e8}
 STATE_ON_CPU = {**TIGHT, O + "device": "cpu", O + "pin_memory": True}
 ALL_ON_CPU = {**STATE_ON_CPU, P + "device": "cpu", P + "pin_memory": True}
+STATE_ON_NVME = {**TIGHT, O + "device": "nvme"}
 SPLIT_MASTER = {LAYOUT: "split"}
 AUTO = {SPLIT: True}  # a measured share
 
@@ -158,7 +159,13 @@ MODES = {
     "strata_optparam_sm": strata("params and optimizer on CPU, split master", {**ALL_ON_CPU, **SPLIT_MASTER}),
     "strata_optparam_split_sm": strata("params and optimizer on CPU, split update, split master",
                                        {**ALL_ON_CPU, **AUTO, **SPLIT_MASTER}),
-    "strata_nvme": strata("optimizer on NVMe", {**TIGHT, O + "device": "nvme"}),
+    "strata_nvme": strata("optimizer on NVMe", STATE_ON_NVME),
+    "strata_nvme_sm": strata("optimizer on NVMe, split master", {**STATE_ON_NVME, **SPLIT_MASTER}),
+    # Half of 12 bytes each of 1.416e9 params.
+    "strata_nvme_half": strata("optimizer on NVMe, half of it kept in host RAM",
+                               {**STATE_ON_NVME, O + "cpu_state_budget": 8.5e9}),
+    "strata_nvmeall": strata("params and optimizer on NVMe", {
+        **STATE_ON_NVME, P + "device": "nvme", P + "max_in_cpu": 0}),
 }
 
 # A block of these models has 2e8 params. Machines whose memory grows with its use show a part of it at the start.
@@ -199,7 +206,10 @@ JOBS = {
         Row("strata_optparam_sm", 5.0, Goal(host_gib=128), LARGE_UNITS), Row("ds_optparam", 9.0),
         Row("strata_optparam_split_sm", 5.0, Goal(host_gib=128), LARGE_UNITS)), batch=2, warm=3, steps=8),
     "nvme": Job("optimizer state on NVMe", "1.4b", (
-        Row("strata_nvme", 25), Row("ds_nvmepipe", 23), Row("ds_nvme", 27), Row("ds_nvmeall", 30)), warm=2, steps=3),
+        Row("strata_nvme", 20, Goal(times=(0.95, "ds_nvmepipe"))), Row("ds_nvmepipe", 23),
+        Row("strata_nvme_sm", 16, Goal(times=(0.80, "ds_nvmepipe"))),
+        Row("strata_nvme_half", 10, Goal(times=(0.50, "ds_nvmepipe"))), Row("strata_nvmeall", 22), Row("ds_nvme", 27),
+        Row("ds_nvmeall", 30)), warm=2, steps=3),
     "tiny": Job("a small model, for trying this program without a GPU", "tiny", (
         Row("plain", 0.05), Row("plain32", 0.05), Row("strata_0", 0.05), Row("fsdp", 0.1), Row("strata_3", 0.05),
         Row("strata_opt", 0.05, Goal(times=(2.0, "ds_opt")), NOT_PINNED), Row("ds_opt", 0.1),
@@ -240,20 +250,24 @@ def host_link_bytes(job, settings, on_device=0.0):
     params_on_cpu = weights_in == "cpu"
     if params_on_cpu and (on_device > 0 or size.width**2 <= 1e5):  # of which units, and all of them stay
         return None
+    if job.micro_batches > 1 and settings.get(BUDGET):  # of which units sums stay
+        return None
     fetched = 2 * size.uses * job.micro_batches if params_on_cpu else 0
     updated = 0
     for params, weight_there in ((size.resident, False), (size.params - size.resident, params_on_cpu)):
-        updated += params * (1 - on_device) * crossing(job.micro_batches, split, share, weight_there)
+        updated += params * (1 - on_device) * crossing(job.micro_batches, split, share, weight_there, job.world)
     return round((fetched + updated) / job.world)
 
 
-def crossing(micro_batches, split_master, share, weight_there):
+def crossing(micro_batches, split_master, share, weight_there, ranks=1):
     """Bytes that the update of one param sends over the link, both ways together, where its state lies in host memory.
 
-    `weight_there`: its weight does, too.
+    Several micro-batches are added up there: each sends the gradient as it was reduced, by a rank alone as it was sent,
+    and what the GPU updates takes the fp32 sum back. `weight_there`: the param's weight does, too.
     """
-    gradient, state, weight = (2 if micro_batches == 1 else 4), (10 if split_master else 12), 2
-    by_host, by_gpu = gradient, gradient + gradient + 2 * state  # reduced on the GPU, which sends it in any case
+    state, weight = (10 if split_master else 12), 2
+    sent = 2 if micro_batches == 1 else micro_batches * (2 if ranks == 1 else 4)  # reduced on the GPU in any case
+    by_host, by_gpu = sent, sent + (2 if micro_batches == 1 else 4) + 2 * state
     if weight_there:
         by_gpu += weight * (2 if split_master else 1)   # the new one back; the old one is half of a split master
     else:

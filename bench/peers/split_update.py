@@ -147,7 +147,8 @@ def weigh(device):
             print(f"{name}: {ratios[name]:.9f}", flush=True)
     worst = max(ratios.values(), key=lambda value: abs(value - 1))
     return {"value": round(worst, 9), "target": 1.0, "unit": "x", "better": "equal", "ratios": ratios,
-            "against": "2 + 2 bytes per param, 24 more for the share that the GPU updates"}
+            "against": "2 + 2 bytes per param, 2 more for each further micro-batch, and for the share that the GPU "
+                       "updates 24, or 26 with several"}
 
 
 def obstacle(machine):

@@ -178,8 +178,9 @@ class Strata(System):
             keys["plugins.collective"] = "comm_nccl" if job.world > 1 else "comm_local"
             if not offloads:
                 keys["plugins.optimizer"] = "optim_adamw_cuda"
-        if self.place.settings.get(jobs.O + "device") == "nvme":
-            keys[jobs.O + "nvme_path"] = str(self.place.folder)
+        for part in (jobs.O, jobs.P):
+            if self.place.settings.get(part + "device") == "nvme":
+                keys[part + "nvme_path"] = str(self.place.folder)
         return "".join(f"{key} = {toml(value)}\n" for key, value in {**keys, **self.place.settings}.items())
 
     def step(self):

@@ -85,6 +85,8 @@ std::vector<ManifestKey> plugin_keys() {
   return {
       {"plugins.device", FIELD(plugins.device), "\"device_host\"",
        "Where weights are used."},
+      {"plugins.host_device", FIELD(plugins.host_device), "\"device_host\"",
+       "Adds up gradients of several micro-batches in host memory, where a device's optimizer state is offloaded."},
       {"plugins.collective", FIELD(plugins.collective), "\"comm_local\"",
        "How ranks exchange memory."},
       {"plugins.offload_cpu", FIELD(plugins.offload_cpu), "\"offload_cpu\"",
@@ -170,12 +172,13 @@ std::vector<ManifestKey> offload_keys() {
       {o + "device", CHOICE(zero_optimization.offload_optimizer.device), "\"none\"",
        "Tier of the optimizer state; none: the device.", false, {}, devices},
       {o + "pin_memory", FIELD(zero_optimization.offload_optimizer.pin_memory), "false",
-       "Page-lock the host memory it uses."},
+       "Page-lock the host memory it uses. What passes between a disk and a GPU is so in any case."},
       {o + "ratio", FIELD(zero_optimization.offload_optimizer.ratio), "1.0",
        "Share of the state that is offloaded at the least; whole units of the rest are kept and updated on the device.",
        false, {0, 1}},
       {o + "device_state_budget", FIELD(zero_optimization.offload_optimizer.device_state_budget), "0",
-       "Bytes of device memory for optimizer state: units that fit are kept and updated there, the rest is offloaded.",
+       "Bytes of device memory for optimizer state: units that fit are kept and updated there, the rest is offloaded. "
+       "What is left over keeps fp32 sums of gradients of further units, where there are several micro-batches.",
        false, kAtLeastZero},
       {o + "split_update", FIELD(zero_optimization.offload_optimizer.split_update), "false",
        "The device updates a share of the offloaded state, which is copied to it and back. Pin the memory."},
@@ -185,7 +188,15 @@ std::vector<ManifestKey> offload_keys() {
        "Directory of the state files, relative to this file; of several disks \"/a, /b\". Only nvme, and needed there.",
        true},
       {o + "buffer_count", FIELD(zero_optimization.offload_optimizer.buffer_count), "4",
-       "Buffers between disk and memory, at least 4 (weight, gradient, two moments). Only nvme.", false, {4, 1024}},
+       "Buffers between disk and memory: parts of the state being read, updated and written at once. Only nvme.", false,
+       {4, 1024}},
+      {o + "buffer_size", FIELD(zero_optimization.offload_optimizer.buffer_size), "4194304",
+       "Elements whose state a buffer holds (12 bytes each if it is fp32), in steps of 2048; larger sub-groups are "
+       "cut. Not given: 4194304, or sub_group_size if that is less. Only nvme.",
+       true, {2048, kMaxCount}},
+      {o + "cpu_state_budget", FIELD(zero_optimization.offload_optimizer.cpu_state_budget), "0",
+       "Bytes of host memory for state that is kept out of the disk: the same share of every unit. Only nvme.", false,
+       kAtLeastZero},
       {o + "fast_init", FIELD(zero_optimization.offload_optimizer.fast_init), "false",
        "Leave out writing zeros at the start. Only nvme."},
       {p + "device", CHOICE(zero_optimization.offload_param.device), "\"none\"",
@@ -195,11 +206,15 @@ std::vector<ManifestKey> offload_keys() {
       {p + "nvme_path", FIELD(zero_optimization.offload_param.nvme_path), "\"/local/nvme\"",
        "Directory of the params' files; where the state is on nvme, too, the same. Only nvme, and needed there.", true},
       {p + "buffer_count", FIELD(zero_optimization.offload_param.buffer_count), "5",
-       "Buffers between disk and memory. Only nvme.", false, {1, 1024}},
-      {p + "buffer_size", FIELD(zero_optimization.offload_param.buffer_size), "1e8",
-       "Elements per buffer. Only nvme.", false, kAtLeastOne},
+       "Buffers that params pass through from the disk, read ahead in the recorded order. Only nvme.", false,
+       {1, 1024}},
+      {p + "buffer_size", FIELD(zero_optimization.offload_param.buffer_size), "8388608",
+       "Elements of such a buffer, in steps of 2048; larger shards pass in pieces. Not given: 8388608, or the largest "
+       "shard if that is less. Only nvme.",
+       true, {2048, kMaxCount}},
       {p + "max_in_cpu", FIELD(zero_optimization.offload_param.max_in_cpu), "1e9",
-       "Elements that may stay in host memory instead of on disk. Only nvme.", false, kAtLeastZero},
+       "Elements of params that this rank keeps in host memory and not on disk: whole units, spread over the order. "
+       "Only nvme.", false, kAtLeastZero},
   };
 }
 #undef FIELD

@@ -83,7 +83,7 @@ struct Rules {
 
   void offload_optimizer() {
     const OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
-    tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "fast_init"});
+    tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "buffer_size", "cpu_state_budget", "fast_init"});
     device_part(o);
   }
 
@@ -113,6 +113,20 @@ struct Rules {
                                       "give one");
   }
 
+  // Gradients of several micro-batches are added up in host memory where state is offloaded from a device.
+  void host_device() {
+    const ZeroSettings& z = s.zero_optimization;
+    const std::string key = "plugins.host_device", local = ": gradients are not added up in host memory";
+    if (z.offload_optimizer.device == OffloadDevice::kNone)
+      no_effect(key, kOptimizer + "device", "`" + kOptimizer + "device` is \"none\"" + local);
+    else if (z.stage < 2)
+      no_effect(key, kZero + "stage", stage_is() + local);
+    else if (z.accumulate_locally)
+      no_effect(key, kZero + "accumulate_locally", "`" + kZero + "accumulate_locally` is true" + local);
+    else if (s.gradient_accumulation_steps == 1)
+      no_effect(key, "gradient_accumulation_steps", "`gradient_accumulation_steps` is 1" + local);
+  }
+
   void one_nvme_path() {
     const OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
     const OffloadParamSettings& p = s.zero_optimization.offload_param;
@@ -126,6 +140,7 @@ struct Rules {
     const ZeroSettings& zero = s.zero_optimization;
     for (const auto& [device, word] : {std::pair{OffloadDevice::kCpu, "cpu"}, {OffloadDevice::kNvme, "nvme"}}) {
       if (zero.offload_optimizer.device == device || zero.offload_param.device == device) continue;
+      if (device == OffloadDevice::kCpu && zero.keeps_in_memory()) continue;
       std::string cause = kOptimizer + "device";
       if (s.is_given(kParam + "device") && !s.is_override(cause))
         cause = s.is_override(kParam + "device") ? kParam + "device" : kZero + "stage";
@@ -159,6 +174,7 @@ void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* erro
   rules.optimizer();
   rules.stage_keys();
   rules.offload_optimizer();
+  rules.host_device();
   rules.offload_param();
   rules.one_nvme_path();
   rules.tier_plugins();

@@ -31,7 +31,7 @@ struct PluginOption {
 
 // Which plugin serves which role: an id looked up by the search order of plugins.h, or a path (with a '/').
 struct PluginChoices {
-  std::string device, collective, offload_cpu, offload_nvme, optimizer, device_optimizer, checkpoint;
+  std::string device, host_device, collective, offload_cpu, offload_nvme, optimizer, device_optimizer, checkpoint;
   std::vector<std::string> path;  // extra directories to search, relative to the manifest
 };
 
@@ -54,6 +54,8 @@ struct OffloadOptimizerSettings {
   // device = "nvme" only
   std::string nvme_path;  // one or more with commas between, relative to the manifest; see Settings::resolve_list
   int64_t buffer_count = 0;
+  int64_t buffer_size = 0;       // elements; 0: chosen by the engine
+  int64_t cpu_state_budget = 0;  // bytes: as much of the state stays in host memory
   bool fast_init = false;
 };
 
@@ -63,7 +65,7 @@ struct OffloadParamSettings {
   // device = "nvme" only
   std::string nvme_path;
   int64_t buffer_count = 0;
-  int64_t buffer_size = 0;  // elements
+  int64_t buffer_size = 0;  // elements; 0: chosen by the engine
   int64_t max_in_cpu = 0;   // elements
 };
 
@@ -82,6 +84,11 @@ struct ZeroSettings {
   bool gather_16bit_weights_on_model_save = false;
   OffloadOptimizerSettings offload_optimizer;
   OffloadParamSettings offload_param;
+  // Some of what nvme would hold stays in host memory.
+  bool keeps_in_memory() const {
+    const bool state = offload_optimizer.device == OffloadDevice::kNvme && offload_optimizer.cpu_state_budget > 0;
+    return state || (offload_param.device == OffloadDevice::kNvme && offload_param.max_in_cpu > 0);
+  }
 };
 
 // Which steps are recorded, and where; see core/trace.h.

@@ -64,6 +64,9 @@ strata_status STRATA_CALL no_map(strata_offload*, strata_region, void** out) {
   return unimplemented("regions of this tier have no address (map)");
 }
 
+strata_status STRATA_CALL no_register_memory(strata_offload*, void*, uint64_t) { return STRATA_OK; }
+void STRATA_CALL no_unregister_memory(strata_offload*, void*) {}
+
 strata_status STRATA_CALL no_split(strata_comm*, int32_t, int32_t, const strata_coll_args*, strata_comm** out) {
   if (out) *out = nullptr;
   return unimplemented("this collective serves the whole world only (split)");
@@ -138,11 +141,13 @@ Interface collective() {
 
 Interface offload() {
   using T = strata_offload_api;
-  return {STRATA_OFFLOAD,
-          END_OF(T, write),
-          sizeof(T),
-          {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
-           OPTIONAL(T, map, no_map, 0), REQUIRED(T, read), REQUIRED(T, write)}};
+  return {
+      STRATA_OFFLOAD,
+      END_OF(T, write),
+      sizeof(T),
+      {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
+       OPTIONAL(T, map, no_map, 0), REQUIRED(T, read), REQUIRED(T, write),
+       OPTIONAL(T, register_memory, no_register_memory, 1), OPTIONAL(T, unregister_memory, no_unregister_memory, 1)}};
 }
 
 Interface optimizer() {
@@ -205,7 +210,8 @@ Status complete_table(const std::string& plugin, const std::string& interface_id
                " are needed (its struct_size is wrong, or the plugin was built with other headers)");
 
   const size_t words = (entry->known_size + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t);
-  CompletedTable copy(new std::max_align_t[words]());
+  CompletedTable copy(new std::max_align_t[words]);
+  std::memset(copy.get(), 0, words * sizeof(std::max_align_t));  // with the padding, which initialization leaves
   std::memcpy(copy.get(), table, std::min<size_t>(given_size, entry->known_size));
   const uint32_t known_size = static_cast<uint32_t>(entry->known_size);
   std::memcpy(copy.get(), &known_size, sizeof known_size);

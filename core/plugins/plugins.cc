@@ -352,10 +352,12 @@ Status PluginSet::check_options(const Settings& settings) {
   Plugin* plugin = nullptr;
   std::map<std::string, std::string> name_of;  // id -> how the manifest names it, for those given by path
   for (const auto& [role, name] : {std::pair{"device", &chosen.device},
+                                   {"host_device", &chosen.host_device},
                                    {"collective", &chosen.collective},
                                    {"offload_cpu", &chosen.offload_cpu},
                                    {"offload_nvme", &chosen.offload_nvme},
                                    {"optimizer", &chosen.optimizer},
+                                   {"device_optimizer", &chosen.device_optimizer},
                                    {"checkpoint", &chosen.checkpoint}}) {
     if (name->find('/') == std::string::npos) continue;
     const Status status = locate(*name, &plugin);
@@ -415,7 +417,8 @@ void preset_options(const Settings& settings, PluginSet* plugins) {
   const OffloadOptimizerSettings& state = settings.zero_optimization.offload_optimizer;
   const OffloadParamSettings& param = settings.zero_optimization.offload_param;
   const bool pin_state = state.pin_memory && state.device == OffloadDevice::kCpu;
-  const bool pin_param = param.pin_memory && param.device == OffloadDevice::kCpu;
+  const bool shards_in_memory = param.device == OffloadDevice::kCpu || param.max_in_cpu > 0;
+  const bool pin_param = param.pin_memory && param.device != OffloadDevice::kNone && shards_in_memory;
   hand_on(STRATA_OFFLOAD, "pin_memory", pin_state || pin_param, false,
           zero + (pin_param ? "offload_param.pin_memory" : "offload_optimizer.pin_memory"));
   const bool state_on_nvme = state.device == OffloadDevice::kNvme;

@@ -5,65 +5,99 @@
 
 namespace strata {
 
-uint64_t HostLane::largest_part(uint64_t elements) const {
+uint64_t HostLane::largest_part() const {
   uint64_t largest = 0;
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
-      const States::Piece piece{u, i, 0, std::min(elements, layout_.owned(s).size())};
-      if (s.trainable && states_.on_host(piece)) largest = std::max(largest, states_.buffer_bytes(piece));
+      const uint64_t owned = layout_.owned(s).size();
+      // Of what is kept in memory only the weight may have to pass through.
+      for (const uint64_t begin : {uint64_t{0}, states_.kept(u, i)}) {
+        const States::Piece piece{u, i, begin, std::min(shape_.part, owned - begin)};
+        if (s.trainable && states_.on_host(piece)) largest = std::max(largest, states_.buffer_bytes(piece));
+      }
     }
   }
   return largest;
 }
 
-uint64_t HostLane::buffer_count(uint64_t largest) {
+uint64_t HostLane::buffer_count(uint64_t largest) const {
+  if (shape_.count > 0) return shape_.count;
   return std::clamp<uint64_t>(kBufferBytes / std::max<uint64_t>(largest, 1), kLeast, kMost);
 }
 
-uint64_t HostLane::buffer_bytes(uint64_t elements) const {
-  const uint64_t largest = largest_part(elements);
+uint64_t HostLane::buffer_bytes() const {
+  const uint64_t largest = largest_part();
   return largest * buffer_count(largest);
 }
 
-Status HostLane::allocate(uint64_t elements) {
+Status HostLane::allocate() {
   STRATA_RETURN_IF_ERROR(stream_.create(device_, 0, trace_.add_stream("weights", trace_.update)));
-  const uint64_t largest = largest_part(elements);
+  const uint64_t largest = largest_part();
   buffers_.resize(buffer_count(largest));
   for (Buffer& buffer : buffers_) {
     STRATA_RETURN_IF_ERROR(states_.memory_for_updates(true, largest, &buffer.memory).during("update buffers"));
+    STRATA_RETURN_IF_ERROR(states_.register_buffer(buffer.memory, &buffer.registered).during("update buffers"));
   }
   return Ok();
 }
 
 Status HostLane::run(const std::vector<UpdatePart>& parts, const UnitDoneFn& done) {
-  const auto step = [&](size_t i) -> Status {
-    const UpdatePart& part = parts[i];
-    Buffer& buffer = buffers_[i % buffers_.size()];
-    if (i == 0) STRATA_RETURN_IF_ERROR(read(part, buffer));
-    if (i + 1 < parts.size()) STRATA_RETURN_IF_ERROR(read(parts[i + 1], buffers_[(i + 1) % buffers_.size()]));
+  Passing passing;
+  for (const UpdatePart& part : parts) {
+    if (passes(part)) passing.parts.push_back(&part);
+  }
+  size_t turn = 0;  // of the next part that passes through a buffer
+  const auto step = [&](const UpdatePart& part) -> Status {
+    const bool through = passes(part);
+    STRATA_RETURN_IF_ERROR(read_ahead(passing, turn));
     stream_.mark(nullptr);
     if (part.first) STRATA_RETURN_IF_ERROR(wait_for_readers(part));
-    STRATA_RETURN_IF_ERROR(wait(buffer.reads));
-    STRATA_RETURN_IF_ERROR(update(part, buffer));
-    STRATA_RETURN_IF_ERROR(write(part, buffer));
-    return part.last ? end_unit(part, done) : Ok();
+    if (through) STRATA_RETURN_IF_ERROR(wait(buffer(turn).reads));
+    STRATA_RETURN_IF_ERROR(update(part, through ? buffer(turn).memory.at(0) : nullptr));
+    if (through) STRATA_RETURN_IF_ERROR(write(part, buffer(turn)));
+    turn += through ? 1 : 0;
+    if (part.last) STRATA_RETURN_IF_ERROR(end_unit(part, done));
+    return finish(done, false);
   };
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Status status = step(i).during("unit \"" + layout_.units[parts[i].piece.unit].name + "\"");
+  for (const UpdatePart& part : parts) {
+    const Status status = step(part).during("unit \"" + layout_.units[part.piece.unit].name + "\"");
     if (!status.ok()) return drain(status);
   }
-  return drain(Ok());
+  return drain(finish(done, true));
 }
 
-// Weights in a tier that is not addressable are new when they are written.
+// Begins the reads of the part whose turn it is, and of those that are to be read before theirs.
+Status HostLane::read_ahead(Passing& passing, size_t turn) {
+  const size_t end = std::min<size_t>(passing.parts.size(), turn + 1 + shape_.ahead);
+  for (; passing.next < end; ++passing.next) {
+    STRATA_RETURN_IF_ERROR(read(*passing.parts[passing.next], buffer(passing.next)));
+  }
+  return Ok();
+}
+
+// Weights in a tier that is not addressable are new when they are written; parts behind them need not wait for that.
 Status HostLane::end_unit(const UpdatePart& part, const UnitDoneFn& done) {
-  for (Buffer& buffer : buffers_) {
-    if (!weights_.addressable(part.piece.unit)) STRATA_RETURN_IF_ERROR(wait(buffer.writes));
+  if (!weights_.addressable(part.piece.unit)) {
+    endings_.push_back({part.position, std::exchange(weight_writes_, {})});
+    return Ok();
   }
   Marker end;
   STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream_.c(), &end));
   return done(part.position, end);
+}
+
+// Units whose weights are written; all of them, if it is to `wait`.
+Status HostLane::finish(const UnitDoneFn& done, bool wait_for_all) {
+  while (!endings_.empty()) {
+    Ending& ending = endings_.front();
+    const auto written = [](const Work& work) { return work.is_set(); };
+    if (!wait_for_all && !std::all_of(ending.writes.begin(), ending.writes.end(), written)) break;
+    STRATA_RETURN_IF_ERROR(wait(ending.writes));
+    STRATA_RETURN_IF_ERROR(done(ending.position, Marker()));
+    endings_.pop_front();
+  }
+  return Ok();
 }
 
 // Weights of the host's memory, or of a tier, are written by this thread; those of a device by work on the stream.
@@ -81,6 +115,8 @@ Status HostLane::wait(std::vector<Work>& transfers) const {
 
 // Buffers must not be reused or freed while a transfer is under way.
 Status HostLane::drain(Status status) {
+  weight_writes_.clear();
+  endings_.clear();
   for (Buffer& buffer : buffers_) {
     for (auto* transfers : {&buffer.reads, &buffer.writes}) {
       const Status s = wait(*transfers);
@@ -91,7 +127,7 @@ Status HostLane::drain(Status status) {
 }
 
 Status HostLane::read(const UpdatePart& part, Buffer& buffer) {
-  const Span span(trace_.update, "read", part.piece.unit, nullptr, !states_.in_place(part.piece));
+  const Span span(trace_.update, "read", part.piece.unit);
   STRATA_RETURN_IF_ERROR(wait(buffer.writes));
   stream_.mark(nullptr);
   STRATA_RETURN_IF_ERROR(
@@ -100,12 +136,12 @@ Status HostLane::read(const UpdatePart& part, Buffer& buffer) {
   return Ok();
 }
 
-Status HostLane::update(const UpdatePart& part, Buffer& buffer) {
+Status HostLane::update(const UpdatePart& part, char* buffer) {
   const States::Piece& piece = part.piece;
   const Segment& s = layout_.units[piece.unit].segments[piece.segment];
   Span span(trace_.update, "update", piece.unit);
   span.note(states_.bytes(piece), s.name);
-  STRATA_RETURN_IF_ERROR(update_.run(piece, buffer.memory.at(0), update_.gradient(piece), nullptr));
+  STRATA_RETURN_IF_ERROR(update_.run(piece, buffer, update_.gradient(piece), nullptr));
   if (states_.places().on_device(piece.unit) || !weights_.on_device(piece.unit)) return Ok();
   // New weights leave the tier; old ones come to it where they are half of the master, or where some of them stay.
   const uint64_t bytes = piece.count * dtype_size(s.dtype);
@@ -116,9 +152,10 @@ Status HostLane::update(const UpdatePart& part, Buffer& buffer) {
 }
 
 Status HostLane::write(const UpdatePart& part, Buffer& buffer) {
-  const Span span(trace_.update, "write back", part.piece.unit, nullptr, !states_.in_place(part.piece));
+  const Span span(trace_.update, "write back", part.piece.unit);
   stream_.mark(nullptr);
   STRATA_RETURN_IF_ERROR(states_.store(part.piece, buffer.memory.at(0), stream_.c(), &buffer.writes));
+  if (!weights_.addressable(part.piece.unit)) weight_writes_.push_back(buffer.writes.back());
   if (!buffer.writes.empty()) stream_.mark("to tier", part.piece.unit);
   return Ok();
 }

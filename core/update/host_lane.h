@@ -1,10 +1,13 @@
-// host_lane.h - the parts of a step whose update runs on the host: read i+1 while updating i while writing i-1.
+// host_lane.h - the parts of a step whose update runs on the host: reads of later parts, the update of one and writes
+// of those before it go on at once.
 //
 // Nothing is read or written where state and weights are updated in place; new weights of a device are written from a
-// buffer. Update thread.
+// buffer. A part takes the next of the buffers in turn, so reads and writes under way are bounded by their number.
+// Update thread.
 #pragma once
 
 #include <chrono>
+#include <deque>
 
 #include "core/update/part_update.h"
 
@@ -12,20 +15,27 @@ namespace strata {
 
 class HostLane {
  public:
+  // How what is not updated in place passes through memory. `ahead`: parts that are read before their turn.
+  struct Buffers {
+    uint64_t part;   // elements of a part at the most
+    uint64_t count;  // 0: as many as fit into kBufferBytes
+    uint64_t ahead;
+  };
   HostLane(const Layout& layout, const Device& device, const States& states, const Weights& weights,
-           const PartUpdate& update, std::chrono::nanoseconds deadline, Counters& counters, Trace& trace)
+           const PartUpdate& update, const Buffers& shape, std::chrono::nanoseconds deadline, Counters& counters,
+           Trace& trace)
       : layout_(layout),
         device_(device),
         states_(states),
         weights_(weights),
         update_(update),
+        shape_(shape),
         deadline_(deadline),
         counters_(counters),
         trace_(trace) {}
 
-  // For parts of up to `elements`.
-  uint64_t buffer_bytes(uint64_t elements) const;
-  Status allocate(uint64_t elements);
+  uint64_t buffer_bytes() const;
+  Status allocate();
   // New weights that are written to the device are so on this one.
   const Stream& stream() const { return stream_; }
 
@@ -35,17 +45,32 @@ class HostLane {
  private:
   // One being read, one updated, one written; new weights of small parts may queue behind what else is copied.
   static constexpr size_t kLeast = 3, kMost = 12;
-  static constexpr uint64_t kBufferBytes = uint64_t{256} << 20;  // where they fit in that
+  static constexpr uint64_t kBufferBytes = uint64_t{256} << 20;
   struct Buffer {
     Memory memory;
+    std::vector<Registration> registered;
     std::vector<Work> reads, writes;
   };
-  uint64_t largest_part(uint64_t elements) const;
-  static uint64_t buffer_count(uint64_t largest);
+  // A unit that is updated but for weights on their way to a tier.
+  struct Ending {
+    size_t position;
+    std::vector<Work> writes;
+  };
+  // The parts of a run that pass through a buffer, and how many of them were begun.
+  struct Passing {
+    std::vector<const UpdatePart*> parts;
+    size_t next = 0;
+  };
+  bool passes(const UpdatePart& part) const { return states_.buffer_bytes(part.piece) > 0; }
+  Buffer& buffer(size_t turn) { return buffers_[turn % buffers_.size()]; }
+  uint64_t largest_part() const;
+  uint64_t buffer_count(uint64_t largest) const;
+  Status read_ahead(Passing& passing, size_t turn);
   Status read(const UpdatePart& part, Buffer& buffer);
-  Status update(const UpdatePart& part, Buffer& buffer);
+  Status update(const UpdatePart& part, char* buffer);
   Status write(const UpdatePart& part, Buffer& buffer);
   Status end_unit(const UpdatePart& part, const UnitDoneFn& done);
+  Status finish(const UnitDoneFn& done, bool wait_for_all);
   Status wait(std::vector<Work>& transfers) const;
   Status wait_for_readers(const UpdatePart& part) const;
   Status drain(Status status);
@@ -55,11 +80,14 @@ class HostLane {
   const States& states_;
   const Weights& weights_;
   const PartUpdate& update_;
+  const Buffers shape_;
   const std::chrono::nanoseconds deadline_;
   Counters& counters_;
   Trace& trace_;
   Stream stream_;
   std::vector<Buffer> buffers_;
+  std::vector<Work> weight_writes_;  // of the unit that is being updated
+  std::deque<Ending> endings_;
 };
 
 }  // namespace strata

@@ -2,9 +2,7 @@
 
 namespace strata {
 
-Status PartUpdate::allocate() {
-  return Memory::shared_with_host(device_, 2 * sizeof(Factors), &factors_).during("update factors");
-}
+Status PartUpdate::allocate() { return Memory::shared_with_host(device_, bytes(), &factors_).during("update factors"); }
 
 // The scalars of every group for a unit's next update are computed once per step.
 Status PartUpdate::begin(const UpdateJob& job, const std::vector<uint64_t>& steps) {

@@ -16,6 +16,7 @@ class PartUpdate {
   PartUpdate(const Layout& layout, const Device& device, const Gradients& gradients, const States& states,
              Counters& counters)
       : layout_(layout), device_(device), gradients_(gradients), states_(states), counters_(counters) {}
+  uint64_t bytes() const { return 2 * sizeof(Factors); }
   Status allocate();
 
   // What follows belongs to `job`. `steps`: updates applied so far to each registered unit. Update thread; the rest is

@@ -27,23 +27,6 @@ class UpdateShare {
     share_ = std::clamp((share_ + even) / 2, 0.02, 0.95);
   }
 
-  // Cuts a step: whether its next part, of so many elements, is the device's. Parts of either side lie spread over it.
-  class Spread {
-   public:
-    explicit Spread(double share) : share_(share) {}
-    bool next(uint64_t elements) {
-      const double part = static_cast<double>(elements);
-      all_ += part;
-      const bool device = chosen_ + part / 2 <= share_ * all_ && share_ > 0;
-      if (device) chosen_ += part;
-      return device;
-    }
-
-   private:
-    const double share_;
-    double all_ = 0, chosen_ = 0;
-  };
-
  private:
   const bool measures_;
   double share_;

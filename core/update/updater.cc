@@ -11,11 +11,18 @@
 namespace strata {
 
 namespace {
-// The device lane's buffers are for parts of kStreamed.
-uint64_t part_elements(const ZeroSettings& settings) {
-  const auto group = static_cast<uint64_t>(settings.sub_group_size);
-  const uint64_t most = settings.offload_optimizer.uses_device() ? std::min(group, DeviceLane::kStreamed) : group;
-  return std::max(kShardElements, most / kShardElements * kShardElements);
+constexpr uint64_t kFromDisk = uint64_t{4} << 20;  // elements of a part that is read and written
+
+// A part is a sub-group, or as much of one as a buffer holds: the device lane's are for kStreamed.
+HostLane::Buffers update_buffers(const ZeroSettings& settings) {
+  const OffloadOptimizerSettings& offload = settings.offload_optimizer;
+  const bool nvme = offload.device == OffloadDevice::kNvme;
+  auto part = static_cast<uint64_t>(settings.sub_group_size);
+  if (offload.uses_device()) part = std::min(part, DeviceLane::kStreamed);
+  if (nvme) part = std::min(part, offload.buffer_size > 0 ? static_cast<uint64_t>(offload.buffer_size) : kFromDisk);
+  part = std::max(kShardElements, part / kShardElements * kShardElements);
+  const uint64_t count = nvme ? static_cast<uint64_t>(offload.buffer_count) : 0;
+  return {part, count, nvme ? count / 2 : 1};
 }
 }  // namespace
 
@@ -25,7 +32,7 @@ Updater::Updater(const Registry& registry, const Layout& layout, const ZeroSetti
     : unit_steps(registry.units.size()),
       layout_(layout),
       splits_(settings.offload_optimizer.split_update),
-      sub_group_(part_elements(settings)),
+      buffers_(update_buffers(settings)),
       device_(device),
       gradients_(gradients),
       states_(states),
@@ -33,7 +40,7 @@ Updater::Updater(const Registry& registry, const Layout& layout, const ZeroSetti
       on_failure_(std::move(on_failure)),
       log_(std::move(log)),
       part_update_(layout, device, gradients, states, counters),
-      host_lane_(layout, device, states, weights, part_update_, deadline, counters, trace),
+      host_lane_(layout, device, states, weights, part_update_, buffers_, deadline, counters, trace),
       device_lane_(layout, device, states, weights, part_update_, deadline, trace),
       cpus_(cpus),
       share_(splits_ ? settings.offload_optimizer.split_share : 0),
@@ -54,15 +61,16 @@ Updater::~Updater() {
 
 void Updater::add_to(Plan* plan) const {
   const bool streams = device_.is_asynchronous();
-  plan->add("update buffers", streams ? kCpuTier : kDeviceTier, host_lane_.buffer_bytes(sub_group_), streams);
+  plan->add("update buffers", streams ? kCpuTier : kDeviceTier, host_lane_.buffer_bytes(), streams);
   plan->add("buffers of streamed state", kDeviceTier, device_lane_.buffer_bytes(splits_));
+  plan->add("update factors", streams ? kCpuTier : kDeviceTier, part_update_.bytes(), streams);
 }
 
 Status Updater::allocate() {
   STRATA_RETURN_IF_ERROR(part_update_.allocate());
   STRATA_RETURN_IF_ERROR(device_lane_.allocate(splits_));
   if (splits_) STRATA_RETURN_IF_ERROR(joined_.create(device_, 0));
-  return host_lane_.allocate(sub_group_);
+  return host_lane_.allocate();
 }
 
 void Updater::submit(UpdateJob job) {
@@ -228,7 +236,7 @@ bool Updater::is_used(const UpdateJob& job, uint32_t unit) const {
 
 // Sub-groups of every used unit in forward order.
 void Updater::cut(const UpdateJob& job, Side* host, Side* device) const {
-  UpdateShare::Spread spread(share_.share());
+  Spread spread(share_.share());
   for (Side* side : {host, device}) side->has.resize(job.units.size());
   for (size_t k = 0; k < job.units.size(); ++k) {
     const uint32_t u = job.units[k];
@@ -241,12 +249,19 @@ void Updater::cut(const UpdateJob& job, Side* host, Side* device) const {
   }
 }
 
-void Updater::cut_segment(uint32_t unit, uint32_t segment, size_t position, UpdateShare::Spread* spread, Side* host,
+// What is kept in memory lies between what is read and written, so that the disk works all the time.
+void Updater::cut_segment(uint32_t unit, uint32_t segment, size_t position, Spread* spread, Side* host,
                           Side* device) const {
   const uint64_t owned = layout_.owned(layout_.units[unit].segments[segment]).size();
+  const uint64_t kept = states_.kept(unit, segment);
   const bool in_host_memory = states_.places().on_host(unit);
-  for (uint64_t at = 0; at < owned; at += sub_group_) {
-    States::Piece piece{unit, segment, at, std::min(sub_group_, owned - at)};
+  Range parts[] = {{0, kept}, {kept, owned}};
+  Spread turns(owned > 0 ? static_cast<double>(kept) / static_cast<double>(owned) : 0);
+  while (parts[0].size() + parts[1].size() > 0) {
+    const bool first = parts[0].size() > 0 && (parts[1].size() == 0 || turns.next(buffers_.part));
+    Range& from = parts[first ? 0 : 1];
+    States::Piece piece{unit, segment, from.begin, std::min(buffers_.part, from.size())};
+    from.begin += piece.count;
     piece.streamed = splits_ && in_host_memory && spread->next(piece.count);
     Side* side = states_.on_host(piece) ? host : device;
     side->parts.push_back({piece, position, !side->has[position], false});

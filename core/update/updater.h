@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "core/plan.h"
+#include "core/spread.h"
 #include "core/update/device_lane.h"
 #include "core/update/host_lane.h"
 #include "core/update/share.h"
@@ -52,8 +53,7 @@ class Updater {
   Status apply(UpdateJob& job);
   Status skip(UpdateJob& job);
   void cut(const UpdateJob& job, Side* host, Side* device) const;
-  void cut_segment(uint32_t unit, uint32_t segment, size_t position, UpdateShare::Spread* spread, Side* host,
-                   Side* device) const;
+  void cut_segment(uint32_t unit, uint32_t segment, size_t position, Spread* spread, Side* host, Side* device) const;
   Status run_lanes(UpdateJob& job, const Side& host, const Side& device);
   Status run_both(const Side& host, const Side& device, const Marker& start, const UnitDoneFn& done);
   Status everything_so_far(Marker* out) const;
@@ -62,7 +62,7 @@ class Updater {
 
   const Layout& layout_;
   const bool splits_;
-  const uint64_t sub_group_;
+  const HostLane::Buffers buffers_;
   const Device& device_;
   const Gradients& gradients_;
   States& states_;

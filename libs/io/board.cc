@@ -35,7 +35,7 @@ bool Board::submit(Request request) {
 void Board::wait_until_idle() {
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [this] {
-    const bool empty = free_.size() == slots_.size() && again_.empty() && lines_[0].empty() && lines_[1].empty();
+    const bool empty = is_idle() && again_.empty() && lines_[0].empty() && lines_[1].empty();
     return telling_ == 0 && (dead_ || empty);
   });
 }
@@ -49,7 +49,12 @@ void Board::stop() {
 
 bool Board::is_over() {
   std::lock_guard lock(mutex_);
-  return stop_ && free_.size() == slots_.size();
+  return stop_ && is_idle();
+}
+
+std::chrono::nanoseconds Board::busy() {
+  std::lock_guard lock(mutex_);
+  return is_idle() ? busy_ : busy_ + (Clock::now() - busy_since_);
 }
 
 void Board::watch() {
@@ -140,6 +145,7 @@ bool Board::take_locked(unsigned* slot, Piece* piece) {
     sleeping_ = true;
     return false;
   }
+  if (is_idle()) busy_since_ = Clock::now();
   *slot = free_.back();
   free_.pop_back();
   const Request& r = taken.item->request;
@@ -202,6 +208,7 @@ void Board::finish(unsigned index, int64_t result) {
   Slot slot = std::move(slots_[index]);
   slots_[index] = {};
   free_.push_back(index);
+  if (is_idle()) busy_ += Clock::now() - busy_since_;
   const std::shared_ptr<Item> item = slot.item;
   if (!item->error && !item->reported && go_on(&slot, result)) {
     again_.push_back(std::move(slot));

@@ -43,6 +43,7 @@ class Board {
   void finish(unsigned slot, int64_t result);
   // Nothing will come any more, and nothing is on its way.
   bool is_over();
+  std::chrono::nanoseconds busy();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -63,6 +64,7 @@ class Board {
 
   bool next(Slot* slot);
   bool take_locked(unsigned* slot, Piece* piece);
+  bool is_idle() const { return free_.size() == slots_.size(); }  // no piece is on its way
   bool go_on(Slot* slot, int64_t result);
   void drop(const Item* item);
   Report report(Item* item, int error);
@@ -76,6 +78,8 @@ class Board {
   std::deque<Slot> again_;                      // the rest of pieces that came up short
   std::vector<Slot> slots_;
   std::vector<unsigned> free_;
+  Clock::time_point busy_since_{};  // with a piece on its way
+  Clock::duration busy_{0};         // before that
   bool turn_ = false, sleeping_ = false, stop_ = false;
   int dead_ = 0;          // the errno with which everything ends
   unsigned telling_ = 0;  // calls of `done` under way
@@ -91,6 +95,7 @@ class Server {
   virtual int attach(int) { return -1; }  // the slot of a QueueFile
   virtual void detach(int) {}
   virtual int register_memory(void* memory, uint64_t bytes);
+  virtual void unregister_memory(void*) {}
 };
 
 // NULL when there can be no ring; `remark` says why, or how it differs from what was asked for.

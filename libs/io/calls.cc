@@ -18,6 +18,7 @@ constexpr Calls kSystem = {
     ::mkdir,
     ::flock,
     ::statx,
+    ::fstat,
     ::statvfs,
 };
 

@@ -22,6 +22,7 @@ struct Calls {
   int (*mkdir)(const char* path, mode_t mode);
   int (*flock)(int fd, int operation);
   int (*statx)(int fd, const char* path, int flags, unsigned mask, struct statx* out);
+  int (*fstat)(int fd, struct stat* out);
   int (*statvfs)(const char* path, struct statvfs* out);
 };
 

@@ -59,11 +59,15 @@ int Queue::transfer(Request request) {
   return ended.get_future().get();
 }
 
+void Queue::drain() { board_->wait_until_idle(); }
+std::chrono::nanoseconds Queue::busy() const { return board_->busy(); }
+
 QueueFile Queue::attach(std::shared_ptr<const Fd> fd) {
   const int slot = server_->attach(fd->get());
   return {std::move(fd), slot};
 }
 void Queue::detach(const QueueFile& file) { server_->detach(file.slot); }
 int Queue::register_memory(void* memory, uint64_t bytes) { return server_->register_memory(memory, bytes); }
+void Queue::unregister_memory(void* memory) { server_->unregister_memory(memory); }
 
 }  // namespace strata::io

@@ -63,12 +63,20 @@ class Queue {
   // submit, and wait: 0 or an errno.
   int transfer(Request request);
 
+  // Returns when nothing is under way and every `done` has returned.
+  void drain();
+
+  // How long, of its life, pieces have been on their way.
+  std::chrono::nanoseconds busy() const;
+
   // Registers a file that is used often, where that is possible.
   QueueFile attach(std::shared_ptr<const Fd> fd);
   void detach(const QueueFile& file);
-  // Memory that stays mapped until the queue goes; transfers within it cost the kernel less. Once, before the first
-  // request. 0 or an errno; without it everything works.
+  // Memory that is used often and stays mapped until it is unregistered: transfers within it cost the kernel less. It
+  // is locked, and counts against RLIMIT_MEMLOCK. 0 or an errno (ENOTSUP: threads gain nothing by it); without it
+  // everything works. Ranges do not overlap, and are not unregistered with transfers under way in them.
   int register_memory(void* memory, uint64_t bytes);
+  void unregister_memory(void* memory);
 
   bool uses_ring() const { return uses_ring_; }
   // Why it is not io_uring, or not of the depth asked for; "" when it is.

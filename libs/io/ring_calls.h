@@ -10,7 +10,8 @@ struct RingCalls {
   int (*setup)(unsigned entries, io_uring* ring, unsigned flags);
   int (*register_files)(io_uring* ring, unsigned count);  // all of them empty
   int (*update_file)(io_uring* ring, unsigned index, int fd);
-  int (*register_memory)(io_uring* ring, const iovec* area);
+  int (*register_buffers)(io_uring* ring, unsigned count);  // all of them empty
+  int (*update_buffer)(io_uring* ring, unsigned index, const iovec* area);
   int (*submit)(io_uring* ring);
   // The next completion; -EAGAIN when there is none and `wait` is false.
   int (*next)(io_uring* ring, io_uring_cqe** cqe, bool wait);

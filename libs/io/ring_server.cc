@@ -2,9 +2,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 #include "io/board.h"
@@ -14,10 +15,12 @@
 namespace strata::io {
 namespace {
 
-constexpr unsigned kFiles = 256;        // registered at most; others are used by their descriptors
-constexpr unsigned kLeastDepth = 4;     // less is not worth a ring
-constexpr int kMostFailures = 1000;     // of the ring in a row, a millisecond apart
-constexpr uint64_t kWake = UINT64_MAX;  // the tag of the eventfd's read; pieces have their slot
+constexpr unsigned kFiles = 256;                        // registered at most; others are used by their descriptors
+constexpr unsigned kBuffers = 1024;                     // parts of registered memory
+constexpr unsigned kLeastDepth = 4;                     // less is not worth a ring
+constexpr int kMostFailures = 1000;                     // of the ring in a row, a millisecond apart
+constexpr uint64_t kWake = UINT64_MAX;                  // the tag of the eventfd's read; pieces have their slot
+constexpr uint64_t kLargestBuffer = uint64_t{1} << 30;  // the kernel takes no larger part
 
 class RingServer : public Server {
  public:
@@ -40,6 +43,8 @@ class RingServer : public Server {
     ready_ = true;
     if (ring_calls().register_files(&ring_, kFiles) == 0) free_files_.resize(kFiles);
     for (unsigned i = 0; i < free_files_.size(); ++i) free_files_[i] = static_cast<int>(i);
+    no_buffers_ = -ring_calls().register_buffers(&ring_, kBuffers);
+    for (unsigned i = 0; !no_buffers_ && i < kBuffers; ++i) free_buffers_.push_back(i);
     board_->set_slots(*depth);
     return 0;
   }
@@ -67,12 +72,24 @@ class RingServer : public Server {
   }
 
   int register_memory(void* memory, uint64_t bytes) override {
-    const iovec area = {memory, bytes};
-    const int error = -ring_calls().register_memory(&ring_, &area);
-    if (error) return error;
-    area_ = static_cast<char*>(memory);
-    area_bytes_.store(bytes, std::memory_order_release);
+    std::lock_guard lock(buffers_mutex_);
+    if (no_buffers_) return no_buffers_;
+    char* const begin = static_cast<char*>(memory);
+    for (uint64_t at = 0; at < bytes; at += kLargestBuffer) {
+      const iovec part = {begin + at, std::min(kLargestBuffer, bytes - at)};
+      const int error = free_buffers_.empty() ? ENOBUFS : -update_buffer(free_buffers_.back(), &part);
+      if (error > 0) {
+        forget(begin);
+        return error;
+      }
+      buffers_[begin + at] = {begin, part.iov_len, free_buffers_.back()};
+      free_buffers_.pop_back();
+    }
     return 0;
+  }
+  void unregister_memory(void* memory) override {
+    std::lock_guard lock(buffers_mutex_);
+    forget(static_cast<char*>(memory));
   }
 
   void serve() override {
@@ -95,25 +112,38 @@ class RingServer : public Server {
     io_uring_sqe_set_data64(entry, kWake);
   }
 
-  bool is_registered(const Board::Piece& piece) const {
-    const uint64_t bytes = area_bytes_.load(std::memory_order_acquire);
-    return bytes > 0 && piece.data >= area_ && piece.data + piece.bytes <= area_ + bytes;
+  int update_buffer(unsigned slot, const iovec* area) { return ring_calls().update_buffer(&ring_, slot, area); }
+
+  // All parts of the memory that was registered at `begin`.
+  void forget(char* begin) {
+    const iovec empty = {};
+    for (auto part = buffers_.find(begin); part != buffers_.end() && part->second.begin == begin;) {
+      (void)update_buffer(part->second.slot, &empty);
+      free_buffers_.push_back(part->second.slot);
+      part = buffers_.erase(part);
+    }
+  }
+
+  // The slot of the registered part in which all of a piece lies; -1: there is none.
+  int buffer_of(const Board::Piece& piece) {
+    std::lock_guard lock(buffers_mutex_);
+    auto part = buffers_.upper_bound(piece.data);
+    if (part == buffers_.begin()) return -1;
+    --part;
+    const bool inside = piece.data + piece.bytes <= part->first + part->second.bytes;
+    return inside ? static_cast<int>(part->second.slot) : -1;
   }
 
   void prepare(unsigned slot, const Board::Piece& piece) {
     io_uring_sqe* entry = new_entry();
-    const int fd = piece.file < 0 ? piece.fd : piece.file;
+    const int fd = piece.file < 0 ? piece.fd : piece.file, buffer = buffer_of(piece);
     const auto bytes = static_cast<unsigned>(piece.bytes);
-    if (is_registered(piece)) {
-      if (piece.write)
-        io_uring_prep_write_fixed(entry, fd, piece.data, bytes, piece.offset, 0);
-      else
-        io_uring_prep_read_fixed(entry, fd, piece.data, bytes, piece.offset, 0);
+    if (buffer >= 0) {
+      (piece.write ? io_uring_prep_write_fixed(entry, fd, piece.data, bytes, piece.offset, buffer)
+                   : io_uring_prep_read_fixed(entry, fd, piece.data, bytes, piece.offset, buffer));
     } else {
-      if (piece.write)
-        io_uring_prep_write(entry, fd, piece.data, bytes, piece.offset);
-      else
-        io_uring_prep_read(entry, fd, piece.data, bytes, piece.offset);
+      (piece.write ? io_uring_prep_write(entry, fd, piece.data, bytes, piece.offset)
+                   : io_uring_prep_read(entry, fd, piece.data, bytes, piece.offset));
     }
     if (piece.file >= 0) entry->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data64(entry, slot);
@@ -171,8 +201,15 @@ class RingServer : public Server {
   int failures_ = 0;        // of the ring, in a row
   std::mutex files_mutex_;
   std::vector<int> free_files_;
-  char* area_ = nullptr;
-  std::atomic<uint64_t> area_bytes_{0};
+  struct Buffer {
+    char* begin;  // of the memory it is a part of
+    uint64_t bytes;
+    unsigned slot;
+  };
+  std::mutex buffers_mutex_;
+  std::map<const char*, Buffer> buffers_;  // by address
+  std::vector<unsigned> free_buffers_;
+  int no_buffers_ = 0;  // why the kernel registers none, an errno
 };
 
 std::string reason(int error) {

@@ -117,9 +117,8 @@ std::vector<h5::Place> find_datasets(const strata_ckpt_save& save) {
   return places;
 }
 
-// Writes the part of a param that this rank owns. The buffer is filled from where the file offset's place in a 4 KiB
-// block is, so that all but the edges can bypass the page cache. What is small is written here and now: handing it to
-// a thread would cost more than the write.
+// Writes the part of a param that this rank owns. What is small is written here and now: handing it to a thread would
+// cost more than the write.
 void write_param(BlockWriter& writer, const strata_ckpt_save_args& args, const Description& d, const Param& p,
                  const h5::Place& place) {
   const Segment& segment = d.segments[p.segment];
@@ -129,11 +128,10 @@ void write_param(BlockWriter& writer, const strata_ckpt_save_args& args, const D
   const uint64_t array = static_cast<uint64_t>(segment.find_array(kWeight) - segment.arrays.data());
   for (uint64_t at = begin; at < end;) {
     const uint64_t offset = place.offset + (at - p.offset) * size;
-    const uint64_t skip = offset % io::kDirectAlign;
-    const uint64_t count = std::min(end - at, (kBufferBytes - skip) / size);
-    char* buffer = writer.acquire();
-    read_elements(args, p.segment, array, {at, count}, buffer + skip);
-    const BlockWriter::Job job{buffer, skip, offset, count * size, nullptr};
+    const uint64_t count = std::min(end - at, kBufferBytes / size);
+    char* data = writer.acquire(offset);
+    read_elements(args, p.segment, array, {at, count}, data);
+    const BlockWriter::Job job{data, offset, count * size, nullptr};
     if (job.bytes < io::kDirectMinimum) {
       writer.write_now(job);
     } else {

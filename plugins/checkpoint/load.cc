@@ -128,7 +128,8 @@ RankFiles::RankFiles(std::string directory, const Description& d, bool verify, b
       verify_(verify),
       direct_io_(direct_io),
       files_(d.files.size()),
-      buffer_(static_cast<char*>(std::aligned_alloc(io::kDirectAlign, kReadBytes)), std::free) {
+      buffer_(static_cast<char*>(std::aligned_alloc(io::kLargestAlignment, kReadBytes + io::kLargestAlignment)),
+              std::free) {
   if (!buffer_) throw std::bad_alloc();
 }
 
@@ -191,8 +192,8 @@ uint64_t RankFiles::read_whole_blocks(const Source& from, uint64_t begin, uint64
   uint64_t reach = std::min(end, begin + kReadBytes);
   if (reach != from.stored.bytes) reach = reach / kHashBlock * kHashBlock;
   const uint64_t offset = from.stored.offset + begin;
-  const bool in_place = reinterpret_cast<uintptr_t>(out) % io::kDirectAlign == offset % io::kDirectAlign;
-  char* target = in_place ? out : buffer_.get();
+  const bool in_place = from.file.lies_right(offset, out);
+  char* target = in_place ? out : buffer_.get() + offset % io::kLargestAlignment;
   if (const int e = from.file.read_direct_at(offset, target, reach - begin)) raise_errno(e, "read", from.path);
   for (uint64_t at = begin; at < reach; at += kHashBlock) verify_block(from, at / kHashBlock, target + (at - begin));
   if (!in_place) std::copy_n(target, reach - begin, out);

@@ -54,7 +54,7 @@ class RankFiles {
   const bool direct_io_;
   std::vector<std::unique_ptr<io::DirectFile>> files_;
   std::map<std::pair<size_t, std::pair<uint64_t, uint64_t>>, StoredArray> arrays_;
-  std::unique_ptr<char, void (*)(void*)> buffer_;  // kReadBytes, aligned: what cannot land in place
+  std::unique_ptr<char, void (*)(void*)> buffer_;  // for one read that cannot land in place
 };
 
 }  // namespace strata::checkpoint

@@ -87,10 +87,10 @@ void write_array(BlockWriter& writer, const strata_ckpt_save_args& args, const A
   hashes.resize(blocks_of(place.data.bytes));
   for (uint64_t done = 0; done < place.data.bytes; done += kBufferBytes) {
     const uint64_t bytes = std::min(kBufferBytes, place.data.bytes - done);
-    char* buffer = writer.acquire();
+    char* data = writer.acquire(place.data.offset + done);
     const Range part{place.owned.offset + done / place.element_bytes, bytes / place.element_bytes};
-    read_elements(args, place.segment, place.array, part, buffer);
-    writer.submit({buffer, 0, place.data.offset + done, bytes, &hashes[done / kHashBlock]});
+    read_elements(args, place.segment, place.array, part, data);
+    writer.submit({data, place.data.offset + done, bytes, &hashes[done / kHashBlock]});
   }
 }
 

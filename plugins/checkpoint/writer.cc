@@ -16,7 +16,7 @@ static_assert(kBufferBytes % kHashBlock == 0);
 
 BlockWriter::BlockWriter(io::DirectFile& file, const std::string& path, unsigned threads) : file_(file), path_(path) {
   for (unsigned k = 0; k < threads + 1; ++k) {
-    memory_.emplace_back(std::aligned_alloc(io::kDirectAlign, kBufferBytes));
+    memory_.emplace_back(std::aligned_alloc(io::kLargestAlignment, kBufferBytes + io::kLargestAlignment));
     if (!memory_.back()) throw std::bad_alloc();
     free_.push_back(static_cast<char*>(memory_.back().get()));
   }
@@ -41,13 +41,13 @@ void BlockWriter::raise_if_failed() {
   if (error_) raise_errno(error_, "write", path_);
 }
 
-char* BlockWriter::acquire() {
+char* BlockWriter::acquire(uint64_t offset) {
   std::unique_lock lock(mutex_);
   buffer_ready_.wait(lock, [this] { return !free_.empty(); });
   raise_if_failed();
   char* buffer = free_.back();
   free_.pop_back();
-  return buffer;
+  return buffer + offset % io::kLargestAlignment;
 }
 
 void BlockWriter::submit(const Job& job) {
@@ -83,14 +83,13 @@ void BlockWriter::work() {
 void BlockWriter::carry_out(const Job& job, std::unique_lock<std::mutex>& lock) {
   int e = error_;
   lock.unlock();
-  const char* data = job.buffer + job.skip;
   for (uint64_t done = 0; job.hashes && done < job.bytes; done += kHashBlock) {
-    job.hashes[done / kHashBlock] = XXH3_64bits(data + done, std::min(kHashBlock, job.bytes - done));
+    job.hashes[done / kHashBlock] = XXH3_64bits(job.data + done, std::min(kHashBlock, job.bytes - done));
   }
-  if (!e) e = file_.write_at(job.offset, data, job.bytes);
+  if (!e) e = file_.write_at(job.offset, job.data, job.bytes);
   lock.lock();
   if (e && !error_) error_ = e;
-  free_.push_back(job.buffer);
+  free_.push_back(job.data - job.offset % io::kLargestAlignment);
   buffer_ready_.notify_all();
 }
 

@@ -28,12 +28,13 @@ class BlockWriter {
   BlockWriter(const BlockWriter&) = delete;
   BlockWriter& operator=(const BlockWriter&) = delete;
 
-  // A free buffer of kBufferBytes, aligned to 4096. Blocks.
-  char* acquire();
+  // kBufferBytes for what goes to `offset` of the file: in memory as it is there, so that it can bypass the page cache.
+  // Blocks until there is a free buffer.
+  char* acquire(uint64_t offset);
   struct Job {
-    char* buffer;                  // from acquire; free again afterwards
-    uint64_t skip, offset, bytes;  // `bytes` of buffer + skip go to `offset` of the file
-    uint64_t* hashes;              // when not NULL, gets the XXH3-64 of each kHashBlock
+    char* data;              // from acquire, for this offset; free again afterwards
+    uint64_t offset, bytes;  // of the file
+    uint64_t* hashes;        // when not NULL, gets the XXH3-64 of each kHashBlock
   };
   void submit(const Job& job);
   // The same by the calling thread.
@@ -50,7 +51,7 @@ class BlockWriter {
 
   io::DirectFile& file_;
   const std::string path_;
-  std::vector<std::unique_ptr<void, Freer>> memory_;
+  std::vector<std::unique_ptr<void, Freer>> memory_;  // kLargestAlignment more than kBufferBytes
   std::mutex mutex_;
   std::condition_variable job_ready_, buffer_ready_;
   std::vector<char*> free_;

@@ -18,7 +18,9 @@ const Interface kOffload = {STRATA_OFFLOAD,
                              {"free", false, false},
                              {"map", true, false},
                              {"read", true, true},
-                             {"write", true, true}}};
+                             {"write", true, true},
+                             {"register_memory", true, false},
+                             {"unregister_memory", false, false}}};
 
 namespace {
 
@@ -77,6 +79,15 @@ strata_status STRATA_CALL offload_write(strata_offload* self, const strata_io_ar
   return transfer(self, "write", self->api->write, args, done);
 }
 
+strata_status STRATA_CALL offload_register_memory(strata_offload* self, void* address, uint64_t bytes) {
+  return self->shim.call("register_memory", bytes,
+                         [&] { return self->api->register_memory(self->inner, address, bytes); });
+}
+
+void STRATA_CALL offload_unregister_memory(strata_offload* self, void* address) {
+  self->shim.call_void("unregister_memory", [&] { self->api->unregister_memory(self->inner, address); });
+}
+
 }  // namespace
 
 const strata_offload_api offload_table = {
@@ -90,6 +101,8 @@ const strata_offload_api offload_table = {
     offload_map,
     offload_read,
     offload_write,
+    offload_register_memory,
+    offload_unregister_memory,
 };
 
 }  // namespace strata::fault

@@ -150,6 +150,8 @@ const strata_offload_api offload_table = {
     offload_map,
     offload_read,
     offload_write,
+    nullptr,  // register_memory: copies between memory gain nothing by it
+    nullptr,
 };
 
 const void* STRATA_CALL get_interface(const char* id) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
@@ -97,11 +98,15 @@ void Disk::start_queue() {
     log_(STRATA_LOG_INFO,
          path_ + ": " + queue_->remark() + (queue_->uses_ring() ? "" : "; threads serve in its stead"));
   }
-  const int error = queue_->uses_ring() ? queue_->register_memory(zeros_.get(), kZeros) : 0;
-  if (error) {
-    log_(STRATA_LOG_INFO, join(path_, ": ", kZeros, " bytes could not be registered with io_uring (",
-                               std::strerror(error), "; RLIMIT_MEMLOCK?): transfers go without"));
-  }
+  register_memory(zeros_.get(), kZeros);
+}
+
+void Disk::register_memory(void* memory, uint64_t bytes) {
+  const int error = queue_->uses_ring() ? queue_->register_memory(memory, bytes) : 0;
+  if (!error || refused_memory_) return;
+  refused_memory_ = true;
+  log_(STRATA_LOG_INFO, join(path_, ": ", bytes, " bytes could not be registered with io_uring (", std::strerror(error),
+                             error == ENOMEM ? "; RLIMIT_MEMLOCK" : "", "): transfers go without"));
 }
 
 uint64_t Disk::free_bytes() const {
@@ -112,25 +117,25 @@ uint64_t Disk::free_bytes() const {
   return static_cast<uint64_t>(s.f_bavail) * s.f_frsize;
 }
 
-Run Disk::take(uint64_t bytes) {
-  Run run{nullptr, 0, bytes};
+bool Disk::is_linked(const Segment& segment) const {
+  struct stat s {};
+  return calls().fstat(segment.file.fd->get(), &s) != 0 || s.st_nlink > 1;
+}
+
+uint64_t Disk::spare_bytes() const {
+  std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
   for (const auto& segment : segments_) {
-    const auto hole = std::find_if(segment->holes.begin(), segment->holes.end(),
-                                   [bytes](const auto& each) { return each.second >= bytes; });
-    if (hole == segment->holes.end()) continue;
-    run = {segment.get(), hole->first, bytes};
-    if (hole->second > bytes) segment->holes[hole->first + bytes] = hole->second - bytes;
-    segment->holes.erase(hole);
-    break;
+    const uint64_t free = segment->end - segment->used;
+    if (free > 0 && is_linked(*segment)) bytes += free;
   }
-  const bool used_before = run.segment != nullptr;
-  if (!used_before) {
-    const bool fits = !segments_.empty() && segments_.back()->end + bytes <= settings_.segment_bytes;
-    run.segment = fits ? segments_.back().get() : add_segment();
-    run.offset = run.segment->end;
-    grow(run.segment, bytes);
-  }
-  run.segment->used += bytes;
+  return bytes;
+}
+
+Run Disk::take(uint64_t bytes, bool zeros) {
+  bool used_before = false;
+  const Run run = allot(bytes, &used_before);
+  if (!zeros) return run;
   try {
     zero(run, used_before);
   } catch (...) {
@@ -140,7 +145,30 @@ Run Disk::take(uint64_t bytes) {
   return run;
 }
 
+Run Disk::allot(uint64_t bytes, bool* used_before) {
+  std::lock_guard lock(mutex_);
+  for (const auto& segment : segments_) {
+    const auto hole = std::find_if(segment->holes.begin(), segment->holes.end(),
+                                   [bytes](const auto& each) { return each.second >= bytes; });
+    if (hole == segment->holes.end() || is_linked(*segment)) continue;
+    const Run run{segment.get(), hole->first, bytes};
+    if (hole->second > bytes) segment->holes[hole->first + bytes] = hole->second - bytes;
+    segment->holes.erase(hole);
+    segment->used += bytes;
+    *used_before = true;
+    return run;
+  }
+  const bool fits =
+      !segments_.empty() && segments_.back()->end + bytes <= settings_.segment_bytes && !is_linked(*segments_.back());
+  Segment* const segment = fits ? segments_.back().get() : add_segment();
+  const Run run{segment, segment->end, bytes};
+  grow(segment, bytes);
+  segment->used += bytes;
+  return run;
+}
+
 void Disk::give(const Run& run) {
+  std::lock_guard lock(mutex_);
   auto& holes = run.segment->holes;
   run.segment->used -= run.bytes;
   auto here = holes.emplace(run.offset, run.bytes).first;
@@ -156,6 +184,18 @@ void Disk::give(const Run& run) {
     }
   }
   if (run.segment->used == 0) remove_segment(run.segment);
+}
+
+void Disk::copy(const Run& from, const Run& to, uint64_t offset, uint64_t bytes) {
+  if (bytes == 0) return;
+  const auto free = [bytes](char* p) { host_memory::release(p, bytes); };
+  const std::unique_ptr<char, decltype(free)> memory(static_cast<char*>(host_memory::allocate(bytes)), free);
+  if (!memory) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", bytes, " bytes");
+  for (const bool write : {false, true}) {
+    const Run& run = write ? to : from;
+    const int error = queue_->transfer({write, run.segment->file, run.offset + offset, memory.get(), bytes, {}});
+    if (error) raise_errno(error, join(write ? "write " : "read ", bytes, " bytes of"), run.segment->path);
+  }
 }
 
 Segment* Disk::add_segment() {
@@ -185,7 +225,7 @@ void Disk::grow(Segment* segment, uint64_t bytes) {
   }
   if (error) {
     const std::string file = segment->path;
-    if (segment->used == 0) remove_segment(segment);
+    if (segment->end == 0) remove_segment(segment);
     raise(plugin_kit::status_of_errno(error), "take ", bytes, " bytes in ", file, ": ", std::strerror(error), "; ",
           free_bytes(), " bytes are free on its file system");
   }

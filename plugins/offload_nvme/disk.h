@@ -3,11 +3,17 @@
 // A segment is a file of at most `segment_bytes`; runs of it are allotted in whole blocks, with their disk space taken
 // at once (fallocate), so that a later write finds room. A freed run is used again; a segment without runs is removed.
 //
-// Threads: `take` and `give` come from one caller at a time; the queue takes requests from any.
+// A segment that somebody else links (a checkpoint keeps its bytes) is as good as read-only: nothing of it is allotted,
+// it does not grow, and whoever wants to write what he has of it takes fresh room. What is free in it until it is let
+// go, or the link is, is spare.
+//
+// Threads: any, except for `measure` and what registers memory.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,9 +52,16 @@ class Disk {
   io::Queue& queue() { return *queue_; }
   uint64_t free_bytes() const;  // of its file system
 
-  // Contents zero. `bytes` is at most segment_bytes, in multiples of `block`. Raises RESOURCE_EXHAUSTED.
-  Run take(uint64_t bytes);
+  // Transfers of this memory, which stays until it is unregistered, cost less from now on, if the kernel allows.
+  void register_memory(void* memory, uint64_t bytes);
+  void unregister_memory(void* memory) { queue_->unregister_memory(memory); }
+
+  // `bytes` is at most segment_bytes, in multiples of `block`. Contents zero, if asked for. Raises RESOURCE_EXHAUSTED.
+  Run take(uint64_t bytes, bool zeros);
   void give(const Run& run);
+  void copy(const Run& from, const Run& to, uint64_t offset, uint64_t bytes);
+  bool is_linked(const Segment& segment) const;  // or cannot be asked
+  uint64_t spare_bytes() const;
 
   struct Speed {
     double read = 0, write = 0, mixed = 0;  // bytes per second
@@ -61,6 +74,7 @@ class Disk {
   std::shared_ptr<io::Fd> open_file(const std::string& file, int flags) const;
   void open_probe();
   void start_queue();
+  Run allot(uint64_t bytes, bool* used_before);
   Segment* add_segment();
   void remove_segment(Segment* segment);
   void grow(Segment* segment, uint64_t bytes);
@@ -75,6 +89,7 @@ class Disk {
   JobDir directory_;
   bool direct_ = true;     // O_DIRECT
   bool allocates_ = true;  // fallocate
+  bool refused_memory_ = false;
   io::DirectRule rule_;
   struct Freer {
     void operator()(void* p) const;
@@ -83,8 +98,20 @@ class Disk {
   io::QueueFile probe_;
   uint64_t probe_bytes_ = 0;
   uint64_t segments_made_ = 0;
+  mutable std::mutex mutex_;  // of the segments; not held while the queue is waited for, whose threads call `give`
   std::vector<std::unique_ptr<Segment>> segments_;
   std::unique_ptr<io::Queue> queue_;  // goes first
+};
+
+// A run of a disk; it is given back when the last who uses it lets go.
+struct Room {
+  Room(Disk* d, const Run& r) : disk(d), run(r) {}
+  ~Room() { disk->give(run); }
+  Room(const Room&) = delete;
+
+  Disk* const disk;
+  const Run run;
+  mutable std::atomic<uint32_t> writes{0};  // under way
 };
 
 }  // namespace strata::offload_nvme

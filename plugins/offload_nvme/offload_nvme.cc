@@ -1,8 +1,7 @@
 // offload_nvme.cc - strata.offload/1 on disks: a tier whose bytes are files, read and written past the page cache.
 //
 // One directory per rank and disk (job_dir.h), in it segment files (disk.h); an index says where each region's bytes
-// lie (regions.h); transfers cut a range into what goes where (transfers.h). Files are made and removed here only, so
-// that a segment which somebody else links could be replaced instead of written.
+// lie (regions.h); transfers cut a range into what goes where (transfers.h).
 //
 // Threads: caps runs beside everything; the rest as the header says. Completions come from threads of the queues.
 #include <algorithm>
@@ -25,11 +24,17 @@ using strata::plugin_kit::Options;
 using strata::plugin_kit::raise;
 
 struct strata_offload {
-  const strata_host* host;
+  // A transfer holds room of several disks until it ends: it does before the first of them goes.
+  ~strata_offload() {
+    for (const auto& disk : disks) disk->queue().drain();
+  }
+
+  const strata_host* host = nullptr;
   uint64_t alignment = 0;
-  std::unique_ptr<Transfers> transfers;  // outlives the queues of the disks
+  std::unique_ptr<Transfers> transfers;
   std::vector<std::unique_ptr<Disk>> disks;
   std::unique_ptr<Regions> regions;
+  std::map<uintptr_t, uintptr_t> memory;  // registered: begin -> end
 };
 
 namespace {
@@ -183,8 +188,8 @@ std::unique_ptr<strata_offload> open_tier(const strata_open_args* args) {
   regions.checksum = s.checksum;
   std::vector<Disk*> disks;
   for (const auto& disk : self->disks) disks.push_back(disk.get());
-  self->transfers = std::make_unique<Transfers>(host, block, memory);
   self->regions = std::make_unique<Regions>(regions, disks, shares);
+  self->transfers = std::make_unique<Transfers>(host, *self->regions, memory);
   return self;
 }
 
@@ -201,6 +206,10 @@ strata_status STRATA_CALL offload_caps(strata_offload* self, strata_offload_caps
   out->budget_bytes = self->regions->budget();
   out->used_bytes = self->regions->used();
   out->pinned_bytes = 0;
+  if (!STRATA_HAS(out, strata_offload_caps, busy_ns)) return STRATA_OK;
+  std::chrono::nanoseconds busy{0};
+  for (const auto& disk : self->disks) busy += disk->queue().busy();
+  out->busy_ns = static_cast<uint64_t>(busy.count()) / self->disks.size();
   return STRATA_OK;
 }
 
@@ -236,6 +245,31 @@ strata_status STRATA_CALL offload_write(strata_offload* self, const strata_io_ar
   return transfer(self, true, args, done);
 }
 
+strata_status STRATA_CALL offload_register_memory(strata_offload* self, void* address, uint64_t bytes) {
+  return guard(self->host, "offload_nvme register_memory", [&] {
+    const auto begin = reinterpret_cast<uintptr_t>(address);
+    if (begin == 0 || bytes == 0 || begin % kLeastAlignment || bytes % kLeastAlignment || begin + bytes < begin) {
+      raise(STRATA_INVALID_ARGUMENT, bytes, " bytes at ", address, " are no whole blocks of ", kLeastAlignment);
+    }
+    const auto after = self->memory.lower_bound(begin + 1);
+    const bool overlaps = (after != self->memory.end() && after->first < begin + bytes) ||
+                          (after != self->memory.begin() && std::prev(after)->second > begin);
+    if (overlaps) raise(STRATA_ALREADY_EXISTS, bytes, " bytes at ", address, " overlap what is registered");
+    self->memory[begin] = begin + bytes;
+    for (const auto& disk : self->disks) disk->register_memory(address, bytes);
+  });
+}
+
+void STRATA_CALL offload_unregister_memory(strata_offload* self, void* address) {
+  guard(self->host, "offload_nvme unregister_memory", [&] {
+    if (self->memory.erase(reinterpret_cast<uintptr_t>(address)) == 0) {
+      const std::string text = join("unregister_memory of ", address, ", which is not registered: ignored");
+      return self->host->log(self->host->ctx, STRATA_LOG_HOST_MISBEHAVING, "offload_nvme", text.c_str());
+    }
+    for (const auto& disk : self->disks) disk->unregister_memory(address);
+  });
+}
+
 const strata_offload_api offload_table = {
     sizeof(strata_offload_api),
     STRATA_ABI_MINOR,
@@ -247,6 +281,8 @@ const strata_offload_api offload_table = {
     nullptr,  // map: the host's default says that there is none
     offload_read,
     offload_write,
+    offload_register_memory,
+    offload_unregister_memory,
 };
 
 const void* STRATA_CALL get_interface(const char* id) {

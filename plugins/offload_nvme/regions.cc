@@ -29,77 +29,121 @@ std::vector<size_t> Regions::deal(uint64_t bytes) {
   return order;
 }
 
+void Regions::check_budget(const std::string& label, uint64_t bytes, const char* what) const {
+  const uint64_t in_use = used();
+  if (in_use <= settings_.budget && bytes <= settings_.budget - in_use) return;
+  std::string paths;
+  for (const Disk* disk : disks_) paths += (paths.empty() ? "" : ", ") + disk->path();
+  raise(STRATA_RESOURCE_EXHAUSTED, "\"", label, "\": ", bytes, " bytes wanted", what, ", ", in_use,
+        " of the budget of ", settings_.budget, " used at ", paths,
+        " (option budget_bytes, or the free space at the start)");
+}
+
 strata_region Regions::make(uint64_t bytes, const char* label) {
   auto region = std::make_shared<Region>();
   region->bytes = bytes;
   region->label = label ? label : "unnamed";
-  const std::string name = "\"" + region->label + "\": ";
-  if (bytes == 0) raise(STRATA_INVALID_ARGUMENT, name, "0 bytes");
-  const uint64_t in_use = used();
-  if (bytes > settings_.budget - in_use) {
-    raise(STRATA_RESOURCE_EXHAUSTED, name, bytes, " bytes wanted, ", in_use, " of the budget of ", settings_.budget,
-          " used (option budget_bytes, or the free space at the start)");
-  }
+  if (bytes == 0) raise(STRATA_INVALID_ARGUMENT, "\"", region->label, "\": 0 bytes");
+  check_budget(region->label, bytes, "");
   const uint64_t stripe = settings_.stripe_bytes, block = settings_.block;
   const uint64_t padded = (bytes + block - 1) / block * block;
   const std::vector<size_t> order = deal(padded);
-  const auto stripe_bytes = [&](size_t i) { return std::min(stripe, padded - i * stripe); };
   std::vector<uint64_t> wanted(disks_.size());
-  for (size_t i = 0; i < order.size(); ++i) wanted[order[i]] += stripe_bytes(i);
-
-  std::vector<std::vector<Run>> runs(disks_.size());
+  for (size_t i = 0; i < order.size(); ++i) wanted[order[i]] += std::min(stripe, padded - i * stripe);
   try {
+    std::vector<std::vector<std::shared_ptr<const Room>>> rooms(disks_.size());
     for (size_t d = 0; d < disks_.size(); ++d) {
-      for (uint64_t left = wanted[d]; left > 0; left -= runs[d].back().bytes) {
-        runs[d].push_back(disks_[d]->take(std::min(left, settings_.segment_bytes)));
-        region->runs.push_back({disks_[d], runs[d].back()});
+      for (uint64_t left = wanted[d]; left > 0;) {
+        const Run run = disks_[d]->take(std::min(left, settings_.segment_bytes), true);
+        left -= run.bytes;
+        for (uint64_t at = 0; at < run.bytes; at += stripe) {
+          const Run part = {run.segment, run.offset + at, std::min(stripe, run.bytes - at)};
+          rooms[d].push_back(std::make_shared<Room>(disks_[d], part));
+        }
       }
     }
+    std::vector<size_t> next(disks_.size());
+    for (const size_t d : order) region->stripes.push_back(std::move(rooms[d][next[d]++]));
     if (settings_.checksum) {
       region->hashes.assign(padded / block, hash_of(std::vector<char>(block).data(), block));
     }
-    std::vector<std::pair<size_t, uint64_t>> next(disks_.size());  // run, offset in it
-    for (size_t i = 0; i < order.size(); ++i) {
-      auto& [index, at] = next[order[i]];
-      if (at == runs[order[i]][index].bytes) ++index, at = 0;
-      const Run& run = runs[order[i]][index];
-      const uint64_t n = stripe_bytes(i), offset = run.offset + at;
-      at += n;
-      Extent* last = region->extents.empty() ? nullptr : &region->extents.back();
-      if (last && last->segment == run.segment && last->offset + last->bytes == offset) {
-        last->bytes += n;
-      } else {
-        region->extents.push_back({i * stripe, n, disks_[order[i]], run.segment, offset});
-      }
-    }
-    std::lock_guard lock(mutex_);
-    regions_.emplace(last_id_ + 1, region);
-    used_ += bytes;
-    return ++last_id_;
   } catch (const plugin_kit::Error& e) {
-    give_back(*region);
-    raise(e.code(), name, bytes, " bytes: ", e.text());
-  } catch (...) {
-    give_back(*region);
-    throw;
+    raise(e.code(), "\"", region->label, "\": ", bytes, " bytes: ", e.text());
+  }
+  std::lock_guard lock(mutex_);
+  regions_.emplace(last_id_ + 1, region);
+  used_ += bytes;
+  return ++last_id_;
+}
+
+// Its bytes from `from` to `to` are about to be written.
+void Regions::move_stripe(Region& region, uint64_t stripe, uint64_t from, uint64_t to) const {
+  const std::shared_ptr<const Room> old = region.stripes[stripe];
+  const Run& run = old->run;
+  check_budget(region.label, run.bytes, (" to write what " + run.segment->path + ", which is linked, holds").c_str());
+  try {
+    const auto fresh = std::make_shared<Room>(old->disk, old->disk->take(run.bytes, false));
+    while (const uint32_t under_way = old->writes) old->writes.wait(under_way);
+    old->disk->copy(run, fresh->run, 0, from);
+    old->disk->copy(run, fresh->run, to, run.bytes - to);
+    region.stripes[stripe] = fresh;
+  } catch (const plugin_kit::Error& e) {
+    raise(e.code(), "\"", region.label, "\": fresh room for what ", run.segment->path,
+          ", which is linked, holds: ", e.text());
   }
 }
 
-void Regions::give_back(const Region& region) {
-  for (const Region::Held& held : region.runs) held.disk->give(held.run);
+// No stripe of this range lies in a linked segment afterwards.
+void Regions::make_writable(Region& region, uint64_t offset, uint64_t bytes) const {
+  const uint64_t size = settings_.stripe_bytes, end = offset + bytes;
+  const Segment* writable = nullptr;
+  for (uint64_t at = offset, next = 0; at < end; at = next) {
+    const uint64_t stripe = at / size;
+    next = std::min(end, (stripe + 1) * size);
+    const Room& room = *region.stripes[stripe];
+    if (room.run.segment == writable) continue;
+    if (room.disk->is_linked(*room.run.segment)) move_stripe(region, stripe, at % size, next - stripe * size);
+    writable = region.stripes[stripe]->run.segment;
+  }
+}
+
+Places Regions::places(Region& region, bool write, uint64_t offset, uint64_t bytes) const {
+  Places all;
+  const uint64_t size = settings_.stripe_bytes, end = offset + bytes;
+  std::lock_guard lock(region.mutex);
+  if (write) make_writable(region, offset, bytes);
+  const auto first = region.stripes.begin() + static_cast<ptrdiff_t>(offset / size);
+  all.rooms.assign(first, first + static_cast<ptrdiff_t>((end - 1) / size - offset / size + 1));
+  for (uint64_t at = offset, next = 0; at < end; at = next) {
+    next = std::min(end, (at / size + 1) * size);
+    const Room* const room = region.stripes[at / size].get();
+    const uint64_t place = room->run.offset + at % size;
+    Places::Part* const last = all.parts.empty() ? nullptr : &all.parts.back();
+    if (last && last->room->run.segment == room->run.segment && last->offset + last->bytes == place) {
+      last->bytes += next - at;
+    } else {
+      all.parts.push_back({room, at, next - at, place});
+    }
+  }
+  for (const auto& room : all.rooms) room->writes += write;
+  return all;
+}
+
+void Regions::let_go(Places& places, bool write) {
+  for (const auto& room : places.rooms) {
+    if (write && --room->writes == 0) room->writes.notify_all();
+  }
+  places = {};
 }
 
 bool Regions::drop(strata_region id) {
-  std::shared_ptr<Region> region;
-  {
-    std::lock_guard lock(mutex_);
-    const auto found = regions_.find(id);
-    if (found == regions_.end()) return false;
-    region = found->second;
-    regions_.erase(found);
-    used_ -= region->bytes;
-  }
-  give_back(*region);
+  std::shared_ptr<Region> region;  // goes without the lock
+  std::lock_guard lock(mutex_);
+  const auto found = regions_.find(id);
+  if (found == regions_.end()) return false;
+  region = std::move(found->second);
+  regions_.erase(found);
+  used_ -= region->bytes;
   return true;
 }
 
@@ -110,8 +154,10 @@ std::shared_ptr<Region> Regions::find(strata_region id) const {
 }
 
 uint64_t Regions::used() const {
+  uint64_t spare = 0;
+  for (const Disk* disk : disks_) spare += disk->spare_bytes();
   std::lock_guard lock(mutex_);
-  return used_;
+  return used_ + spare;
 }
 
 }  // namespace strata::offload_nvme

@@ -1,10 +1,14 @@
 // regions.h - the index: which bytes of which segment of which disk each region is.
 //
 // A region is cut into stripes of `stripe_bytes`, dealt out to the disks in proportion to their weights, so that any
-// long piece of it uses all of them at once. What a disk gets of a region is one run of a segment, or several where it
-// is longer than a segment may be. Budgets count the bytes asked for; room is taken in whole blocks.
+// long piece of it uses all of them at once. What a disk gets of a new region is one run of a segment, or several where
+// it is longer than a segment may be; of these each stripe holds its own part. A write to a stripe in a segment that
+// somebody links moves the stripe first: it gets fresh room, what the write leaves of it is copied, and the old bytes
+// stay as they are.
 //
-// Threads: `make` and `drop` come from one caller at a time; `find` and the counters may run beside them.
+// Budgets count the bytes asked for, and spare space (disk.h); room is taken in whole blocks.
+//
+// Threads: `make` and `drop` come from one caller at a time; the others may run beside them.
 #pragma once
 
 #include <mutex>
@@ -15,23 +19,23 @@
 
 namespace strata::offload_nvme {
 
-struct Extent {
-  uint64_t begin, bytes;  // of the region
-  Disk* disk;
-  Segment* segment;
-  uint64_t offset;  // in the segment
-};
-
 struct Region {
   uint64_t bytes = 0;
   std::string label;
-  std::vector<Extent> extents;   // in order, without gaps, whole blocks
   std::vector<uint64_t> hashes;  // of each block, where checksums are asked for
-  struct Held {
-    Disk* disk;
-    Run run;
+  std::mutex mutex;              // of `stripes`
+  std::vector<std::shared_ptr<const Room>> stripes;
+};
+
+// Where the bytes of a transfer lie. They stay there until it lets go.
+struct Places {
+  struct Part {
+    const Room* room;       // that it begins in
+    uint64_t begin, bytes;  // of the region
+    uint64_t offset;        // in the segment
   };
-  std::vector<Held> runs;
+  std::vector<Part> parts;
+  std::vector<std::shared_ptr<const Room>> rooms;
 };
 
 class Regions {
@@ -50,13 +54,20 @@ class Regions {
   bool drop(strata_region id);                           // false: there is none
   std::shared_ptr<Region> find(strata_region id) const;  // NULL: there is none
 
+  // Of whole blocks. For a write, no segment among them is linked; with parts of a stripe to move, this waits for the
+  // disk. Raises RESOURCE_EXHAUSTED.
+  Places places(Region& region, bool write, uint64_t offset, uint64_t bytes) const;
+  static void let_go(Places& places, bool write);
+
   uint64_t used() const;
   uint64_t budget() const { return settings_.budget; }
   uint64_t block() const { return settings_.block; }
 
  private:
   std::vector<size_t> deal(uint64_t bytes);
-  void give_back(const Region& region);
+  void check_budget(const std::string& label, uint64_t bytes, const char* what) const;
+  void make_writable(Region& region, uint64_t offset, uint64_t bytes) const;
+  void move_stripe(Region& region, uint64_t stripe, uint64_t from, uint64_t to) const;
 
   const Settings settings_;
   const std::vector<Disk*> disks_;

@@ -24,15 +24,21 @@ struct Transfers::Job {
   uint64_t offset, bytes;  // whole blocks of the region
   char* buffer;
   EndFn ended;
-  std::atomic<uint64_t> left{1};
+  Places places;
+  std::atomic<uint64_t> left;  // parts
   std::mutex mutex;
   Error error;  // the first
+
+  std::string text(const std::string& rest) const {
+    return join("\"", region->label, "\", ", bytes, " bytes at offset ", offset, ": ", rest);
+  }
 };
 
-Transfers::Transfers(const strata_host* host, uint64_t block, uint64_t memory_alignment)
+Transfers::Transfers(const strata_host* host, const Regions& regions, uint64_t memory_alignment)
     : host_(host),
+      regions_(regions),
       sync_(plugin_kit::host_interface<strata_sync_api>(host, STRATA_HOST_SYNC)),
-      block_(block),
+      block_(regions.block()),
       memory_alignment_(memory_alignment) {
   if (!sync_) raise(STRATA_FAILED_PRECONDITION, "the host lacks " STRATA_HOST_SYNC);
 }
@@ -57,10 +63,16 @@ void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t
     return;
   }
   sync_->retain(done);  // the host may stop waiting before the disk answers
-  start(write, region, first, last - first, buffer + (first - offset), [this, done](const Error& error) {
+  const auto ended = [this, done](const Error& error) {
     sync_->set(done, error.code(), error.ok() ? nullptr : error.text().c_str());
     sync_->release(done);
-  });
+  };
+  try {
+    start(write, region, first, last - first, buffer + (first - offset), ended);
+  } catch (...) {
+    sync_->release(done);
+    throw;
+  }
 }
 
 void Transfers::start(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
@@ -71,51 +83,52 @@ void Transfers::start(bool write, const std::shared_ptr<Region>& region, uint64_
   job->offset = offset, job->bytes = bytes;
   job->buffer = buffer;
   job->ended = std::move(ended);
+  job->places = regions_.places(*region, write, offset, bytes);
   for (uint64_t at = 0; write && !region->hashes.empty() && at < bytes; at += block_) {
     region->hashes[(offset + at) / block_] = hash_of(buffer + at, block_);
   }
+  job->left = job->places.parts.size();
   in_flight_.fetch_add(1, std::memory_order_relaxed);
-  const auto& extents = region->extents;
-  auto extent = std::upper_bound(extents.begin(), extents.end(), offset,
-                                 [](uint64_t at, const Extent& e) { return at < e.begin; });
-  for (--extent; extent != extents.end() && extent->begin < offset + bytes; ++extent) {
-    const uint64_t from = std::max(offset, extent->begin), to = std::min(offset + bytes, extent->begin + extent->bytes);
-    const uint64_t place = extent->offset + (from - extent->begin);
-    job->left.fetch_add(1, std::memory_order_relaxed);
-    extent->disk->queue().submit({write, extent->segment->file, place, buffer + (from - offset), to - from,
-                                  [this, job, e = &*extent, place, n = to - from](int error, uint64_t moved) {
-                                    end_part(job, *e, place, n, error, moved);
-                                  }});
+  // The last of them may end, and the job with it, before this returns.
+  const std::vector<Places::Part> parts = job->places.parts;
+  for (const Places::Part& part : parts) {
+    part.room->disk->queue().submit(
+        {write, part.room->run.segment->file, part.offset, buffer + (part.begin - offset), part.bytes,
+         [this, job, part](int error, uint64_t moved) { end_part(job, part, error, moved); }});
   }
-  end_part(job, extents.front(), 0, 0, 0, 0);
 }
 
 // The last part to end ends the job.
-void Transfers::end_part(const std::shared_ptr<Job>& job, const Extent& extent, uint64_t offset, uint64_t bytes,
-                         int error, uint64_t moved) {
-  const auto text = [&](const std::string& rest) {
-    return join("\"", job->region->label, "\", ", job->bytes, " bytes at offset ", job->offset, ": ", rest);
-  };
+void Transfers::end_part(const std::shared_ptr<Job>& job, const Places::Part& part, int error, uint64_t moved) {
   if (error) {
     std::lock_guard lock(job->mutex);
     if (job->error.ok()) {
       job->error = {plugin_kit::status_of_errno(error),
-                    text(join(job->write ? "write " : "read ", extent.segment->path, ", ", bytes, " bytes at ", offset,
-                              ", ", moved, " moved: ", std::strerror(error)))};
+                    job->text(join(job->write ? "write " : "read ", part.room->run.segment->path, ", ", part.bytes,
+                                   " bytes at ", part.offset, ", ", moved, " moved: ", std::strerror(error)))};
     }
   }
   if (job->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const Region& region = *job->region;
-  for (uint64_t at = 0; !job->write && job->error.ok() && !region.hashes.empty() && at < job->bytes; at += block_) {
-    const uint64_t here = job->offset + at;
-    if (region.hashes[here / block_] == hash_of(job->buffer + at, block_)) continue;
-    const Extent& e = *std::prev(std::upper_bound(region.extents.begin(), region.extents.end(), here,
-                                                  [](uint64_t x, const Extent& each) { return x < each.begin; }));
-    job->error = {STRATA_DATA_LOSS, text(join("the ", block_, " bytes at ", e.offset + (here - e.begin), " of ",
-                                              e.segment->path, " are not what was written there (checksum)"))};
-  }
+  if (!job->write && job->error.ok()) compare_hashes(job.get());
+  // Before anybody is told: what he frees then is gone at once.
+  Regions::let_go(job->places, job->write);
+  job->region.reset();
   in_flight_.fetch_sub(1, std::memory_order_relaxed);
   job->ended(job->error);
+}
+
+void Transfers::compare_hashes(Job* job) const {
+  const std::vector<uint64_t>& hashes = job->region->hashes;
+  for (uint64_t at = 0; !hashes.empty() && at < job->bytes; at += block_) {
+    const uint64_t here = job->offset + at;
+    if (hashes[here / block_] == hash_of(job->buffer + at, block_)) continue;
+    const auto& parts = job->places.parts;
+    const auto& part = *std::prev(std::upper_bound(
+        parts.begin(), parts.end(), here, [](uint64_t x, const Places::Part& each) { return x < each.begin; }));
+    job->error = {STRATA_DATA_LOSS,
+                  job->text(join("the ", block_, " bytes at ", part.offset + (here - part.begin), " of ",
+                                 part.room->run.segment->path, " are not what was written there (checksum)"))};
+  }
 }
 
 void Transfers::move_now(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes,

@@ -18,7 +18,7 @@ namespace strata::offload_nvme {
 
 class Transfers {
  public:
-  Transfers(const strata_host* host, uint64_t block, uint64_t memory_alignment);
+  Transfers(const strata_host* host, const Regions& regions, uint64_t memory_alignment);
   ~Transfers();
   Transfers(const Transfers&) = delete;
 
@@ -36,10 +36,11 @@ class Transfers {
              EndFn ended);
   void move_now(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer);
   void by_buffer(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* memory);
-  void end_part(const std::shared_ptr<Job>& job, const Extent& extent, uint64_t offset, uint64_t bytes, int error,
-                uint64_t moved);
+  void end_part(const std::shared_ptr<Job>& job, const Places::Part& part, int error, uint64_t moved);
+  void compare_hashes(Job* job) const;
 
   const strata_host* host_;
+  const Regions& regions_;
   const strata_sync_api* sync_;
   const uint64_t block_, memory_alignment_;
   std::atomic<uint32_t> in_flight_{0};

@@ -504,7 +504,7 @@ FIELD(strata_device_api, marker_elapsed, 200, strata_status (STRATA_CALL *)(stra
 VALUE(STRATA_OFFLOAD_ADDRESSABLE, 1u);
 TEXT(STRATA_OFFLOAD, "strata.offload/1");
 ALIAS(strata_region, uint64_t);
-SIZE(strata_offload_caps, 48);
+SIZE(strata_offload_caps, 56);
 FIELD(strata_offload_caps, struct_size, 0, uint32_t);
 FIELD(strata_offload_caps, abi_minor, 4, uint32_t);
 FIELD(strata_offload_caps, flags, 8, uint32_t);
@@ -514,6 +514,7 @@ FIELD(strata_offload_caps, reserved, 20, uint32_t);
 FIELD(strata_offload_caps, budget_bytes, 24, uint64_t);
 FIELD(strata_offload_caps, used_bytes, 32, uint64_t);
 FIELD(strata_offload_caps, pinned_bytes, 40, uint64_t);
+FIELD(strata_offload_caps, busy_ns, 48, uint64_t);
 SIZE(strata_io_args, 40);
 FIELD(strata_io_args, struct_size, 0, uint32_t);
 FIELD(strata_io_args, abi_minor, 4, uint32_t);
@@ -521,7 +522,7 @@ FIELD(strata_io_args, region, 8, strata_region);
 FIELD(strata_io_args, offset, 16, uint64_t);
 FIELD(strata_io_args, bytes, 24, uint64_t);
 FIELD(strata_io_args, buffer, 32, void *);
-SIZE(strata_offload_api, 72);
+SIZE(strata_offload_api, 88);
 FIELD(strata_offload_api, struct_size, 0, uint32_t);
 FIELD(strata_offload_api, abi_minor, 4, uint32_t);
 FIELD(strata_offload_api, open, 8, strata_status (STRATA_CALL *)(const strata_open_args *args, strata_offload * *out));
@@ -532,6 +533,8 @@ FIELD(strata_offload_api, free, 40, void (STRATA_CALL *)(strata_offload *self, s
 FIELD(strata_offload_api, map, 48, strata_status (STRATA_CALL *)(strata_offload *self, strata_region region, void * *out));
 FIELD(strata_offload_api, read, 56, strata_status (STRATA_CALL *)(strata_offload *self, const strata_io_args *args, strata_event *done));
 FIELD(strata_offload_api, write, 64, strata_status (STRATA_CALL *)(strata_offload *self, const strata_io_args *args, strata_event *done));
+FIELD(strata_offload_api, register_memory, 72, strata_status (STRATA_CALL *)(strata_offload *self, void *address, uint64_t bytes));
+FIELD(strata_offload_api, unregister_memory, 80, void (STRATA_CALL *)(strata_offload *self, void *address));
 
 /* iface/optimizer.h */
 VALUE(STRATA_OPTIM_MAX_ARRAYS, 8u);

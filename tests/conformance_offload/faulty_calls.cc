@@ -24,6 +24,8 @@ void Faults::clear() {
   interrupt_every = 0;
   alignment = 0;
   hang = false;
+  fixed = plain = 0;
+  direct_bytes = 0;
 }
 
 void Faults::fail(const std::string& call, int nth, int error, bool always) {
@@ -57,7 +59,8 @@ int Faults::of_transfer(const char* call) {
 }
 
 uint64_t Faults::shortened(uint64_t bytes) const {
-  return short_transfers && bytes > 8192 ? bytes / 2 / 4096 * 4096 : bytes;
+  const uint64_t block = unit();
+  return short_transfers && bytes > 2 * block ? bytes / 2 / block * block : bytes;
 }
 
 namespace {
@@ -67,9 +70,11 @@ int failed(const char* call) {
   return errno ? -1 : 0;
 }
 
+bool is_direct(int fd) { return ::fcntl(fd, F_GETFL) & O_DIRECT; }
+
 bool breaks_the_rule(int fd, const void* data, size_t bytes, off_t offset) {
   const uint64_t a = faults().alignment;
-  if (a == 0 || !(::fcntl(fd, F_GETFL) & O_DIRECT)) return false;
+  if (a == 0 || !is_direct(fd)) return false;
   return reinterpret_cast<uintptr_t>(data) % a || bytes % a || static_cast<uint64_t>(offset) % a;
 }
 
@@ -82,7 +87,9 @@ ssize_t transfer(const char* name, Real real, int fd, Data data, size_t bytes, o
   errno = faults().of_transfer(name);
   if (errno) return -1;
   const ssize_t n = real(fd, data, faults().shortened(bytes), offset);
-  return faults().short_transfers && n > 4096 ? n - 17 : n;  // and not even whole blocks
+  if (n > 0 && is_direct(fd)) faults().direct_bytes += static_cast<uint64_t>(n);
+  return faults().short_transfers && n > static_cast<ssize_t>(faults().unit()) ? n - 17
+                                                                               : n;  // and not even whole blocks
 }
 
 constexpr io::Calls kFaulty = {
@@ -97,6 +104,7 @@ constexpr io::Calls kFaulty = {
     [](int fd, const char* path, int flags, unsigned mask, struct statx* out) {
       return faults().alignment || failed("statx") ? -1 : ::statx(fd, path, flags, mask, out);
     },
+    [](int fd, struct stat* out) { return failed("fstat") ? -1 : ::fstat(fd, out); },
     [](const char* path, struct statvfs* out) { return failed("statvfs") ? -1 : ::statvfs(path, out); },
 };
 

@@ -4,6 +4,7 @@
 // tables; "completion" is what io_uring answers to a transfer.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -25,12 +26,18 @@ class Faults {
   std::atomic<uint64_t> alignment{0};        // direct transfers at other multiples are EINVAL, statx knows nothing
   std::atomic<bool> hang{false};             // transfers do not end before this is false again
 
+  std::atomic<uint64_t> direct_bytes{0};  // moved by pread and pwrite with O_DIRECT, since clear
+
+  // Pieces submitted to io_uring, since clear: in registered memory, and others.
+  std::atomic<unsigned> fixed{0}, plain{0};
+
   // For the tables: the errno of this call, 0 when it works.
   int of(const char* call);
   // The same of a transfer, which may also hang or be interrupted.
   int of_transfer(const char* call);
   // How much of a transfer happens.
   uint64_t shortened(uint64_t bytes) const;
+  uint64_t unit() const { return std::max<uint64_t>(4096, alignment); }  // less never moves
 
  private:
   mutable std::mutex mutex_;

@@ -23,6 +23,15 @@ void shorten(io_uring* ring) {
   }
 }
 
+// What is about to be submitted, by its kind.
+void count(const io_uring* ring) {
+  for (unsigned i = ring->sq.sqe_head; i != ring->sq.sqe_tail; ++i) {
+    const io_uring_sqe& entry = ring->sq.sqes[i & *ring->sq.kring_mask];
+    const bool fixed = entry.opcode == IORING_OP_READ_FIXED || entry.opcode == IORING_OP_WRITE_FIXED;
+    if (entry.user_data != kWake) ++(fixed ? faults().fixed : faults().plain);
+  }
+}
+
 constexpr io::RingCalls kFaulty = {
     [](unsigned entries, io_uring* ring, unsigned flags) {
       const int error = faults().of("setup");
@@ -36,12 +45,17 @@ constexpr io::RingCalls kFaulty = {
       const int error = faults().of("update_file");
       return error ? -error : io_uring_register_files_update(ring, index, &fd, 1);
     },
-    [](io_uring* ring, const iovec* area) {
-      const int error = faults().of("register_memory");
-      return error ? -error : io_uring_register_buffers(ring, area, 1);
+    [](io_uring* ring, unsigned count) {
+      const int error = faults().of("register_buffers");
+      return error ? -error : io_uring_register_buffers_sparse(ring, count);
+    },
+    [](io_uring* ring, unsigned index, const iovec* area) {
+      const int error = faults().of("update_buffer");
+      return error ? -error : io_uring_register_buffers_update_tag(ring, index, area, nullptr, 1);
     },
     [](io_uring* ring) {
       const int error = faults().of("submit");
+      if (!error) count(ring);
       if (!error && faults().short_transfers) shorten(ring);
       return error ? -error : io_uring_submit(ring);
     },

@@ -1,8 +1,12 @@
 // offload_nvme where the system fails it: each call once, transfers that come up short or are interrupted, a disk that
 // does not answer, a kernel without io_uring, blocks of 65536 bytes. The plugin is linked in, with calls that obey
 // faulty_calls.h.
+#include <sys/mman.h>
+
 #include <cerrno>
+#include <chrono>
 #include <set>
+#include <thread>
 
 #include "faulty_calls.h"
 #include "shadow.h"
@@ -69,6 +73,8 @@ Outcome live(Tier& tier, Options options) {
   };
   if (const strata_status code = tier.open(std::move(options))) return {code, reason(code), false};
   alignas(4096) static char memory[3 * kMiB], back[3 * kMiB];
+  if (const strata_status code = tier.api->register_memory(tier.self, memory, sizeof(memory)))
+    return failed(code, false);
   for (int round = 0; round < 2; ++round) {
     strata_region region = 0;
     const bool before_alloc = faults().has_fired();
@@ -93,7 +99,8 @@ TEST_P(NvmeFaultsBothWays, EachCallFailsOnce) {
   EXPECT_GT(counts.size(), 5u);
   // Without these it goes on, in another way or by trying again.
   const std::set<std::string> dispensable = {
-      "setup", "register_files", "register_memory", "update_file", "submit", "statx", "peek", "wait"};
+      "setup", "register_files", "fstat", "register_buffers", "update_file", "update_buffer", "submit",
+      "statx", "peek",           "wait"};
   int fired = 0, told = 0;
   for (const auto& [call, count] : counts) {
     for (int error : {EIO, ENOSPC, EINTR}) {
@@ -168,6 +175,42 @@ TEST_P(NvmeFaultsBothWays, AnErrorOfAWriteSaysWhereAndHowMuch) {
   }
 }
 
+// Fresh room for a stripe of a linked segment could not be had, or filled: the write says so, and nothing has changed.
+TEST_P(NvmeFaultsBothWays, AStripeThatCannotMoveStaysWhereItIs) {
+  ASSERT_EQ(tier.open(options(GetParam())), STRATA_OK);
+  Shadow region(tier, 2 * kMiB, 1);
+  ASSERT_EQ(region.write(0, 2 * kMiB), "");
+  const std::filesystem::path job = *std::filesystem::directory_iterator(dir.path);
+  std::filesystem::create_hard_link(job / "segment-0", dir.path + "/kept");
+  const bool threads = GetParam() == "threads";
+  const std::string read = threads ? "pread" : "completion", write = threads ? "pwrite" : "completion";
+  for (const auto& [call, nth, error] : {std::tuple{std::string("open"), 1, EMFILE},
+                                         {std::string("fallocate"), 1, ENOSPC},
+                                         {read, 1, EIO},
+                                         {write, threads ? 1 : 2, EIO},
+                                         {write, threads ? 2 : 4, EIO}}) {
+    faults().clear();
+    faults().fail(call, nth, error);
+    EXPECT_THAT(region.write(4096, 8192),
+                AllOf(HasSubstr("layer3 exp_avg"), HasSubstr(dir.path), HasSubstr("segment-0"), HasSubstr("linked"),
+                      HasSubstr(std::strerror(error))));
+    EXPECT_TRUE(faults().has_fired()) << call;
+    EXPECT_EQ(region.read_all(), "") << call << " " << nth;
+  }
+  // Who cannot ask takes it that somebody links.
+  faults().clear();
+  std::filesystem::remove(dir.path + "/kept");
+  const auto files = [&] { return std::distance(std::filesystem::directory_iterator(job), {}); };
+  EXPECT_EQ(region.write(4096, 8192), "");
+  EXPECT_EQ(files(), 2) << "the owner and segment-0";
+  faults().fail("fstat", 1, EIO, true);
+  EXPECT_EQ(region.write(4096, 8192), "");
+  EXPECT_EQ(files(), 3);
+  faults().clear();
+  EXPECT_EQ(region.read_all(), "");
+  EXPECT_EQ(region.random_calls(10, 4096), "");
+}
+
 TEST_P(NvmeFaultsBothWays, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   alignas(4096) static char data[4 * kMiB];  // the disk may answer after the test
   tier.rank.base.deadline_ns = 200'000'000;
@@ -185,6 +228,38 @@ TEST_P(NvmeFaultsBothWays, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   tier.close();
   EXPECT_EQ(dir.entries(), 0u);
   faults().hang = false;
+}
+
+// While a disk works it is busy, once for all that is under way; one of two disks is half of the time.
+TEST_P(NvmeFaultsBothWays, TimeUnderWayIsCountedOnceAndIsTheMeanOfTheDisks) {
+  alignas(4096) static char data[4 * kMiB];
+  for (const uint64_t disks : {1u, 2u}) {
+    DiskDir second;
+    const std::string paths = disks == 1 ? dir.path : dir.path + "," + second.path;
+    ASSERT_EQ(tier.open(Options().set("nvme_path", paths).set("probe_ms", 0).set("io", GetParam())), STRATA_OK);
+    const strata_region region = tier.alloc(kMiB, "layer9 master");  // one stripe: on one of them
+    const uint64_t idle = tier.caps().busy_ns;
+    faults().hang = true;
+    std::vector<Event> done;
+    for (uint64_t i = 0; i < 4; ++i) {
+      done.push_back(Event::create());
+      ASSERT_EQ(tier.read(region, i * kMiB / 4, data + i * kMiB / 4, kMiB / 4, done.back().get()), STRATA_OK);
+    }
+    while (tier.caps().busy_ns == idle) sched_yield();
+    using Clock = std::chrono::steady_clock;
+    const auto ns = [](Clock::duration time) { return static_cast<uint64_t>(std::chrono::nanoseconds(time).count()); };
+    const Clock::time_point before = Clock::now();
+    const uint64_t first = tier.caps().busy_ns;
+    const Clock::time_point between = Clock::now();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const Clock::time_point then = Clock::now();
+    const uint64_t last = tier.caps().busy_ns;
+    EXPECT_LE(disks * (last - first), ns(Clock::now() - before) + disks);
+    EXPECT_GE(disks * (last - first) + disks, ns(then - between));
+    faults().hang = false;
+    for (Event& each : done) EXPECT_TRUE(each->wait(std::chrono::seconds(20)).ok());
+    tier.close();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Io, NvmeFaultsBothWays, testing::Values("io_uring", "threads"),
@@ -223,21 +298,112 @@ TEST_F(NvmeFaults, ARingThatFailsForGoodEndsItsTransfers) {
 
 TEST_F(NvmeFaults, AShallowerRingWhereMemoryIsShort) {
   if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
-  faults().fail("setup", 1, ENOMEM);
-  ASSERT_EQ(tier.open(options("io_uring")), STRATA_OK);
-  EXPECT_EQ(mentions("depth 4, not 8"), 1u);
-  EXPECT_EQ(mentions("RLIMIT_MEMLOCK"), 1u);
+  for (const int error : {ENOMEM, EAGAIN}) {
+    tier.rank.log_lines.clear();
+    faults().fail("setup", 1, error);
+    ASSERT_EQ(tier.open(options("io_uring")), STRATA_OK);
+    EXPECT_EQ(mentions("depth 4, not 8"), 1u);
+    EXPECT_EQ(mentions("found no memory (RLIMIT_MEMLOCK)"), 1u);
+    Shadow region(tier, 3 * kMiB, 1);
+    EXPECT_EQ(region.random_calls(10, 4096), "");
+    tier.close();
+  }
+  // No depth will do: threads stand in.
+  faults().fail("setup", 1, EAGAIN, true);
+  ASSERT_EQ(tier.open(options("auto")), STRATA_OK);
+  EXPECT_EQ(mentions("threads serve in its stead"), 1u);
   Shadow region(tier, 3 * kMiB, 1);
   EXPECT_EQ(region.random_calls(10, 4096), "");
 }
 
+// Memory that the kernel does not register is used all the same, and that is said once, with the reason.
 TEST_F(NvmeFaults, UnregisteredMemoryWhereItMayNotBeLocked) {
   if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
-  faults().fail("register_memory", 1, ENOMEM);
+  alignas(4096) static char memory[4 * kMiB], back[kMiB];
+  struct Refusal {
+    const char* call;
+    int error;
+    bool always;
+    const char* reason;
+  };
   ASSERT_EQ(tier.open(options("auto")), STRATA_OK);
-  EXPECT_EQ(mentions("RLIMIT_MEMLOCK"), 1u);
-  Shadow region(tier, 3 * kMiB, 1);
-  EXPECT_EQ(region.random_calls(10, 4096), "");
+  if (mentions("registered")) GTEST_SKIP() << "the kernel locks no memory for this process";
+  tier.close();
+  for (const Refusal& refusal : {Refusal{"update_buffer", ENOMEM, true, "RLIMIT_MEMLOCK"},
+                                 {"update_buffer", EFAULT, false, "Bad address"},  // another one works then
+                                 {"register_buffers", EINVAL, true, "Invalid argument"}}) {
+    faults().clear();
+    faults().fail(refusal.call, 1, refusal.error, refusal.always);
+    ASSERT_EQ(tier.open(options("auto").set("fast_init", true)), STRATA_OK);
+    for (int i = 0; i < 4; ++i) ASSERT_EQ(tier.api->register_memory(tier.self, memory + i * kMiB, kMiB), STRATA_OK);
+    EXPECT_EQ(mentions(refusal.reason), 1u) << refusal.call;
+    const strata_region region = tier.alloc(kMiB);
+    faults().fixed = faults().plain = 0;
+    std::memset(memory + kMiB, 'a', kMiB);
+    ASSERT_EQ(tier.write(region, 0, memory + kMiB, kMiB), STRATA_OK);
+    ASSERT_EQ(tier.read(region, 0, back, kMiB), STRATA_OK);
+    EXPECT_EQ(std::memcmp(memory + kMiB, back, kMiB), 0);
+    EXPECT_EQ(faults().fixed > 0, !refusal.always) << refusal.call;
+    for (int i = 0; i < 4; ++i) tier.api->unregister_memory(tier.self, memory + i * kMiB);
+    tier.close();
+    tier.rank.log_lines.clear();
+  }
+}
+
+TEST_F(NvmeFaults, RegisteredMemoryIsUsed) {
+  if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
+  alignas(4096) static char memory[4 * kMiB];
+  ASSERT_EQ(tier.open(options("auto").set("fast_init", true)), STRATA_OK);
+  const strata_region region = tier.alloc(4 * kMiB);
+  const auto pieces = [&](uint64_t at, uint64_t bytes) {
+    faults().fixed = faults().plain = 0;
+    EXPECT_EQ(tier.write(region, at, memory + at, bytes), STRATA_OK);
+    EXPECT_EQ(tier.read(region, at, memory + at, bytes), STRATA_OK);
+    return std::pair{faults().fixed.load(), faults().plain.load()};
+  };
+  using Counts = std::pair<unsigned, unsigned>;
+  EXPECT_EQ(pieces(0, 4 * kMiB), Counts(0, 8));
+  ASSERT_EQ(tier.api->register_memory(tier.self, memory + kMiB, 2 * kMiB), STRATA_OK);
+  if (mentions("registered")) GTEST_SKIP() << "the kernel locks no memory for this process";
+  EXPECT_EQ(pieces(kMiB, 2 * kMiB), Counts(4, 0));
+  EXPECT_EQ(pieces(0, 4 * kMiB), Counts(4, 4));
+  EXPECT_EQ(pieces(kMiB / 2, kMiB), Counts(0, 2)) << "a piece half inside";
+  ASSERT_EQ(tier.api->register_memory(tier.self, memory, kMiB), STRATA_OK);
+  EXPECT_EQ(pieces(kMiB / 2, kMiB), Counts(0, 2)) << "over a border";
+  EXPECT_EQ(pieces(0, 4 * kMiB), Counts(6, 2));
+  tier.api->unregister_memory(tier.self, memory + kMiB);
+  EXPECT_EQ(pieces(0, 4 * kMiB), Counts(2, 6));
+  tier.api->unregister_memory(tier.self, memory);
+  EXPECT_EQ(pieces(0, 4 * kMiB), Counts(0, 8));
+}
+
+// The kernel takes 1 GiB at a time.
+TEST_F(NvmeFaults, MoreRegisteredMemoryThanTheKernelTakesAtOnce) {
+  if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
+  constexpr uint64_t kBytes = (uint64_t{1} << 30) + 4 * kMiB;
+  void* const mapped = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  char* const memory = static_cast<char*>(mapped);
+  ASSERT_EQ(tier.open(options("auto").set("fast_init", true)), STRATA_OK);
+  ASSERT_EQ(tier.api->register_memory(tier.self, memory, kBytes), STRATA_OK);
+  const bool refused = mentions("registered") > 0;
+  const strata_region region = tier.alloc(4 * kMiB);
+  for (const uint64_t at : {kBytes - 4 * kMiB, kBytes - 6 * kMiB - 4096}) {
+    std::memset(memory + at, 'a' + static_cast<int>(at % 7), 4 * kMiB);
+    faults().fixed = 0;
+    ASSERT_EQ(tier.write(region, 0, memory + at, 4 * kMiB), STRATA_OK);
+    ASSERT_EQ(tier.read(region, 0, memory, 4 * kMiB), STRATA_OK);
+    EXPECT_EQ(std::memcmp(memory, memory + at, 4 * kMiB), 0) << at;
+    if (!refused) {
+      EXPECT_GT(faults().fixed, 6u) << at;
+    }
+  }
+  tier.api->unregister_memory(tier.self, memory);
+  faults().fixed = 0;
+  ASSERT_EQ(tier.read(region, 0, memory + kBytes - 4 * kMiB, 4 * kMiB), STRATA_OK);
+  EXPECT_EQ(faults().fixed, 0u) << "none of its parts is left";
+  tier.close();
+  ::munmap(mapped, kBytes);
 }
 
 // A file system with blocks of 65536: found by trying, and neighbours within a block do not disturb each other.

@@ -7,6 +7,7 @@
 
 #include <fstream>
 #include <map>
+#include <numeric>
 
 #include "shadow.h"
 #include "tests/support/disk_dirs.h"
@@ -266,6 +267,14 @@ TEST(OffloadNvme, RefusesPathsItCannotUse) {
   EXPECT_EQ(dir.entries(), 1u);
 }
 
+TEST(OffloadNvme, RefusesAReadOnlyFileSystem) {
+  LoopFs disk(16, 512);
+  if (!disk.missing.empty() || !disk.remount_read_only()) GTEST_SKIP() << disk.missing;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(disk.path)), STRATA_PERMISSION_DENIED);
+  EXPECT_THAT(reason(STRATA_PERMISSION_DENIED), AllOf(HasSubstr(disk.path), HasSubstr("Read-only file system")));
+}
+
 TEST(OffloadNvme, KeepsItsBudget) {
   DiskDir dir;
   Tier tier("offload_nvme");
@@ -339,6 +348,192 @@ TEST(OffloadNvme, ChecksumsNameTheRegionOfAFlippedBit) {
   EXPECT_EQ(tier.read(region, 0, memory, kMiB), STRATA_OK);
   std::free(memory);
 }
+
+// ---- segments that somebody links --------------------------------------------------------------------------------
+
+// Hard links to all segments there are, as a checkpoint makes them, and what they held then.
+class Links {
+ public:
+  explicit Links(const std::vector<std::string>& paths, bool remember = true) {
+    for (const std::string& path : paths) {
+      for (const auto& entry : fs::recursive_directory_iterator(path)) {
+        if (entry.path().filename().string().rfind("segment-", 0) != 0) continue;
+        // Of another name on the same file system: beside the job's directory.
+        const std::string link = path + "/kept-" + std::to_string(serial()++);
+        fs::create_hard_link(entry.path(), link);
+        held_[link] = remember ? content(link) : "";
+      }
+    }
+  }
+  ~Links() {
+    for (const auto& [link, bytes] : held_) fs::remove(link);
+  }
+  Links(const Links&) = delete;
+
+  size_t count() const { return held_.size(); }
+  // Files whose bytes are others now.
+  size_t changed() const {
+    return static_cast<size_t>(
+        std::count_if(held_.begin(), held_.end(), [](const auto& each) { return content(each.first) != each.second; }));
+  }
+  // Files that the tier still has, too.
+  size_t shared() const {
+    return static_cast<size_t>(std::count_if(held_.begin(), held_.end(), [](const auto& each) {
+      const fs::path link = each.first;
+      size_t others = 0;
+      for (const auto& entry : fs::recursive_directory_iterator(link.parent_path())) {
+        const bool is_segment = entry.path().filename().string().rfind("segment-", 0) == 0;
+        others += is_segment && fs::equivalent(entry.path(), link);
+      }
+      return others > 0;
+    }));
+  }
+
+ private:
+  static int& serial() {
+    static int next = 0;
+    return next;
+  }
+  static std::string content(const std::string& path) {
+    std::string bytes(fs::file_size(path), '\0');
+    std::ifstream(path, std::ios::binary).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
+  }
+  std::map<std::string, std::string> held_;
+};
+
+class Linked : public EveryByte {};
+
+TEST_P(Linked, SegmentsKeepTheirBytesAndReadsFindTheNewest) {
+  DiskDir second;
+  for (const bool checksum : {false, true}) {
+    ASSERT_EQ(tier.open(at(dir.path + "," + second.path, GetParam())
+                            .set("segment_bytes", int64_t(4 * kMiB))
+                            .set("weights", "3, 1")
+                            .set("checksum", checksum)),
+              STRATA_OK);
+    Shadow whole(tier, 9 * kMiB + 12288, 1), any(tier, 3 * kMiB + 777, 2);
+    std::vector<std::unique_ptr<Links>> kept;
+    for (int round = 0; round < 3; ++round) {
+      kept.push_back(std::make_unique<Links>(std::vector{dir.path, second.path}));
+      EXPECT_GT(kept.back()->count(), 2u);
+      EXPECT_EQ(whole.random_calls(6, 4096), "");
+      EXPECT_EQ(any.random_calls(6, 1), "");
+      for (const auto& links : kept) ASSERT_EQ(links->changed(), 0u) << round;
+    }
+    // All is written once more: nothing in the old files is current, and the tier lets them go.
+    EXPECT_EQ(whole.write(0, 9 * kMiB + 12288), "");
+    EXPECT_EQ(any.write(0, 3 * kMiB + 777), "");
+    for (const auto& links : kept) {
+      EXPECT_EQ(links->shared(), 0u);
+      EXPECT_EQ(links->changed(), 0u);
+    }
+    EXPECT_EQ(whole.read_all() + any.read_all(), "");
+    EXPECT_EQ(tier.caps().used_bytes, 12 * kMiB + 12288 + 777) << "no spare space is left";
+    const Links last({dir.path});
+    tier.close();
+    EXPECT_EQ(last.changed(), 0u) << "what is linked outlives the tier";
+  }
+}
+
+TEST_P(Linked, SegmentsAreWrittenInPlaceAgainWhenTheLinkIsGone) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam())), STRATA_OK);
+  Shadow region(tier, 4 * kMiB, 1);
+  const auto segments = [&] {
+    std::map<std::string, uint64_t> sizes;
+    for (const auto& entry : fs::recursive_directory_iterator(dir.path)) {
+      const std::string name = entry.path().filename();
+      if (name.rfind("segment-", 0) == 0) sizes[name] = entry.file_size();
+    }
+    return sizes;
+  };
+  const auto before = segments();
+  { const Links links({dir.path}); }
+  EXPECT_EQ(region.random_calls(10, 4096), "");
+  EXPECT_EQ(segments(), before);
+  const Links links({dir.path});
+  EXPECT_EQ(region.write(kMiB, 4096), "");
+  EXPECT_EQ(segments().size(), 2u) << "one stripe moved";
+  EXPECT_EQ(segments()["segment-1"], kMiB);
+}
+
+// Nothing of a linked file is allotted: neither what was freed in it, nor by making it longer.
+TEST_P(Linked, SegmentsAreNotUsedForOthers) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam())), STRATA_OK);
+  const strata_region freed = tier.alloc(2 * kMiB);
+  Shadow kept(tier, 2 * kMiB, 1);
+  ASSERT_EQ(kept.write(0, 2 * kMiB), "");
+  tier.api->free(tier.self, freed);
+  EXPECT_EQ(tier.caps().used_bytes, 2 * kMiB);
+  const Links links({dir.path});
+  EXPECT_EQ(tier.caps().used_bytes, 4 * kMiB) << "what is free in it is spare";
+  for (int i = 0; i < 3; ++i) {
+    Shadow other(tier, kMiB, 2);
+    EXPECT_EQ(other.random_calls(3, 4096), "");
+  }
+  EXPECT_EQ(links.changed(), 0u);
+  EXPECT_EQ(kept.read_all(), "");
+}
+
+TEST_P(Linked, SegmentsCostSpareSpaceOfTheBudget) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("budget_bytes", int64_t(10 * kMiB))), STRATA_OK);
+  Shadow region(tier, 8 * kMiB, 1);
+  ASSERT_EQ(region.write(0, 8 * kMiB), "");
+  {
+    const Links links({dir.path});
+    EXPECT_EQ(tier.caps().used_bytes, 8 * kMiB);
+    EXPECT_EQ(region.write(0, 2 * kMiB), "");
+    EXPECT_EQ(tier.caps().used_bytes, 10 * kMiB);
+    EXPECT_EQ(region.write(0, 2 * kMiB), "") << "what has moved does not move again";
+    void* memory = nullptr;
+    ASSERT_EQ(posix_memalign(&memory, 4096, 4096), 0);
+    Event done = Event::create();
+    ASSERT_EQ(tier.write(region.region, 2 * kMiB, memory, 4096, done.get()), STRATA_RESOURCE_EXHAUSTED);
+    std::free(memory);
+    EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED), AllOf(HasSubstr("layer3 exp_avg"), HasSubstr("1048576 bytes wanted"),
+                                                         HasSubstr("segment-0, which is linked"),
+                                                         HasSubstr(std::to_string(10 * kMiB)), HasSubstr(dir.path)));
+    EXPECT_FALSE(done->is_set());
+    EXPECT_EQ(region.read_all(), "") << "what could not be written is as it was";
+    EXPECT_EQ(links.changed(), 0u);
+  }
+  EXPECT_EQ(tier.caps().used_bytes, 8 * kMiB) << "the link is gone, and with it the spare space";
+  EXPECT_EQ(region.write(2 * kMiB, 6 * kMiB), "");
+}
+
+// Links that come and go at any moment, in the middle of writes: what the tier holds is right. (The links may hold what
+// was under way.)
+TEST_P(Linked, AtAnyMomentOfManyWrites) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("segment_bytes", int64_t(4 * kMiB))), STRATA_OK);
+  constexpr uint64_t kPiece = 65536, kCount = 128;
+  const strata_region region = tier.alloc(kCount * kPiece);
+  void* memory = nullptr;
+  ASSERT_EQ(posix_memalign(&memory, 4096, 2 * kCount * kPiece), 0);
+  char *const out = static_cast<char*>(memory), *const back = out + kCount * kPiece;
+  std::mt19937 random(4);
+  for (int round = 0; round < 12; ++round) {
+    for (uint64_t i = 0; i < kCount * kPiece; ++i)
+      out[i] = static_cast<char>(i / 4096 * 37 + i + static_cast<uint64_t>(round));
+    std::vector<uint64_t> order(kCount);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    std::vector<Event> done;
+    std::vector<std::unique_ptr<Links>> kept;
+    for (const uint64_t piece : order) {
+      done.push_back(Event::create());
+      ASSERT_EQ(tier.write(region, piece * kPiece, out + piece * kPiece, kPiece, done.back().get()), STRATA_OK);
+      if (random() % 16 == 0) kept.push_back(std::make_unique<Links>(std::vector{dir.path}, false));
+      if (random() % 64 == 0) kept.clear();
+    }
+    for (Event& each : done) ASSERT_TRUE(each->wait(std::chrono::seconds(60)).ok());
+    ASSERT_EQ(tier.read(region, 0, back, kCount * kPiece), STRATA_OK);
+    ASSERT_EQ(std::memcmp(out, back, kCount * kPiece), 0) << round;
+  }
+  std::free(memory);
+}
+
+INSTANTIATE_TEST_SUITE_P(Io, Linked, testing::Values("io_uring", "threads"),
+                         [](const auto& tested) { return tested.param; });
 
 // ---- the life of the files ---------------------------------------------------------------------------------------
 
@@ -512,14 +707,16 @@ TEST(OffloadNvmeFiles, OnlyWhatSurelyIsDeadGoes) {
   EXPECT_FALSE(is_reclaimed("none", "", "notes.txt")) << "somebody's file is in it";
 
   // The record speaks of a dead one, and yet the lock is held (a process of another container).
-  DiskDir shared;
-  Tier holds("offload_nvme"), comes("offload_nvme");
-  ASSERT_EQ(holds.open(at(shared.path)), STRATA_OK);
-  holds.alloc(kMiB);
-  const fs::path held = *fs::directory_iterator(shared.path);
-  std::ofstream(held / "owner") << "host " << host_name() << "\nboot none\npid 1\nstart 1\n";
-  ASSERT_EQ(comes.open(at(shared.path)), STRATA_OK);
-  EXPECT_TRUE(fs::exists(held / "segment-0"));
+  {
+    DiskDir shared;
+    Tier holds("offload_nvme"), comes("offload_nvme");
+    ASSERT_EQ(holds.open(at(shared.path)), STRATA_OK);
+    holds.alloc(kMiB);
+    const fs::path held = *fs::directory_iterator(shared.path);
+    std::ofstream(held / "owner") << "host " << host_name() << "\nboot none\npid 1\nstart 1\n";
+    ASSERT_EQ(comes.open(at(shared.path)), STRATA_OK);
+    EXPECT_TRUE(fs::exists(held / "segment-0"));
+  }
 
   // The lock is free, and yet the process lives (a file system without locks).
   DiskDir dir;

@@ -1,6 +1,8 @@
 // What every tier promises, in words of strata.offload/1: zero contents, whole transfers, exact ranges, counted bytes.
 // A tier that keeps nothing (null) is held to all but the keeping.
+#include <chrono>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "offload_fixture.h"
@@ -140,13 +142,123 @@ TEST_P(Offload, CountsBytesExactly) {
   EXPECT_EQ(tier.caps().used_bytes, 0u);
 }
 
+// Time under way is never more than what the caller waited, and none passes between transfers.
+TEST_P(Offload, KeepsHowLongItWasBusyOrSaysNothing) {
+  constexpr uint64_t kBytes = 8 << 20;
+  auto data = pattern(kBytes);
+  const strata_region region = tier.alloc(kBytes);
+  uint64_t seen = tier.caps().busy_ns;
+  for (int i = 0; i < 6; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    Event done = Event::create();  // two at once are not twice the time
+    ASSERT_EQ(tier.write(region, 0, data.data(), kBytes / 2, done.get()), STRATA_OK);
+    ASSERT_EQ(tier.read(region, kBytes / 2, data.data() + kBytes / 2, kBytes / 2), STRATA_OK);
+    ASSERT_TRUE(done->wait(std::chrono::seconds(10)).ok());
+    const uint64_t busy = tier.caps().busy_ns;
+    const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
+    if (busy == 0 && GetParam().plugin != "offload_nvme") GTEST_SKIP() << "it does not keep it";
+    EXPECT_GT(busy, seen);
+    EXPECT_LE(busy - seen, static_cast<uint64_t>(took.count()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    seen = tier.caps().busy_ns;
+    EXPECT_EQ(seen, busy) << "nothing is under way";
+  }
+  strata_offload_caps older{};  // of a host that does not know the field
+  older.struct_size = offsetof(strata_offload_caps, busy_ns);
+  older.busy_ns = 12345;
+  ASSERT_EQ(tier.api->caps(tier.self, &older), STRATA_OK);
+  EXPECT_EQ(older.busy_ns, 12345u);
+}
+
+class RegisteredMemory : public Offload {
+ protected:
+  static constexpr uint64_t kBytes = 3 << 20, kBlock = 4096;
+  void SetUp() override {
+    Offload::SetUp();
+    if (!STRATA_HAS(tier.api, strata_offload_api, unregister_memory) || !tier.api->register_memory) {
+      GTEST_SKIP() << "it gains nothing by registered memory";
+    }
+    ASSERT_EQ(posix_memalign(reinterpret_cast<void**>(&memory), kBlock, kBytes), 0);
+  }
+  void TearDown() override {
+    std::free(memory);
+    Offload::TearDown();
+  }
+  strata_status add(char* at, uint64_t bytes) { return tier.api->register_memory(tier.self, at, bytes); }
+  void remove(char* at) { tier.api->unregister_memory(tier.self, at); }
+  // Bytes of this memory go there and come back, by calls and by events, wherever they lie in it.
+  void expect_exact(const char* when) {
+    const strata_region region = tier.alloc(kBytes);
+    for (const auto& [from, to] :
+         {std::pair<uint64_t, uint64_t>{0, kBytes}, {kBlock, 2 * kBlock}, {kBytes / 3, kBytes / 2}}) {
+      const uint64_t a = from / kBlock * kBlock, n = to / kBlock * kBlock - a;
+      const std::vector<char> data = pattern(n + a);
+      std::memcpy(memory + a, data.data() + a, n);
+      Event done = Event::create();
+      ASSERT_EQ(tier.write(region, a, memory + a, n, done.get()), STRATA_OK);
+      EXPECT_TRUE(done->wait(std::chrono::seconds(10)).ok()) << when;
+      std::memset(memory, 'x', kBytes);
+      ASSERT_EQ(tier.read(region, a, memory + a, n), STRATA_OK);
+      EXPECT_EQ(std::memcmp(memory + a, data.data() + a, n), 0) << when << ": " << a << " " << n;
+      EXPECT_EQ(std::count(memory, memory + kBytes, 'x') >= static_cast<ptrdiff_t>(kBytes - n), true) << when;
+    }
+    tier.api->free(tier.self, region);
+  }
+  char* memory = nullptr;
+};
+
+TEST_P(RegisteredMemory, KeepsEveryByte) {
+  expect_exact("before");
+  ASSERT_EQ(add(memory, kBytes / 2), STRATA_OK);
+  expect_exact("half of it");
+  ASSERT_EQ(add(memory + kBytes / 2, kBlock), STRATA_OK);
+  expect_exact("and a block of its own behind that");
+  remove(memory);
+  expect_exact("the block alone");
+  ASSERT_EQ(add(memory, kBytes / 2), STRATA_OK);
+  expect_exact("as before");
+  remove(memory + kBytes / 2);
+  remove(memory);
+  expect_exact("none");
+  // What is still registered goes with the tier; many come and go.
+  for (int i = 0; i < 3000; ++i) {
+    ASSERT_EQ(add(memory + i % 3 * kBlock, kBlock), STRATA_OK) << i;
+    if (i < 2999) remove(memory + i % 3 * kBlock);
+  }
+}
+
+TEST_P(RegisteredMemory, RefusesWhatIsNoBlock) {
+  const auto refused = [&](char* at, uint64_t bytes, strata_status code) {
+    EXPECT_EQ(add(at, bytes), code) << bytes;
+    EXPECT_THAT(reason(code), HasSubstr(std::to_string(bytes)));
+  };
+  refused(nullptr, kBlock, STRATA_INVALID_ARGUMENT);
+  refused(memory, 0, STRATA_INVALID_ARGUMENT);
+  refused(memory + 512, kBlock, STRATA_INVALID_ARGUMENT);
+  refused(memory, kBlock + 512, STRATA_INVALID_ARGUMENT);
+  refused(memory, UINT64_MAX / kBlock * kBlock, STRATA_INVALID_ARGUMENT);
+  ASSERT_EQ(add(memory + 2 * kBlock, 2 * kBlock), STRATA_OK);
+  refused(memory + 2 * kBlock, 2 * kBlock, STRATA_ALREADY_EXISTS);
+  refused(memory + 3 * kBlock, kBlock, STRATA_ALREADY_EXISTS);
+  refused(memory, 3 * kBlock, STRATA_ALREADY_EXISTS);
+  refused(memory, 8 * kBlock, STRATA_ALREADY_EXISTS);
+  EXPECT_EQ(add(memory, 2 * kBlock), STRATA_OK) << "neighbours do not overlap";
+  EXPECT_EQ(add(memory + 4 * kBlock, kBlock), STRATA_OK);
+  tier.rank.log_lines.clear();
+  remove(memory + 3 * kBlock);  // said, not fatal
+  ASSERT_EQ(tier.rank.log_lines.size(), 1u);
+  EXPECT_THAT(tier.rank.log_lines.back(), HasSubstr("unregister_memory"));
+  expect_exact("after refusals");
+}
+
 std::vector<TierParam> tiers() {
   std::vector<TierParam> all = {{"offload_cpu", true}, {"null", false}, {"offload_nvme", true}};
   if (!plugin_from_outside().empty()) all.push_back({plugin_from_outside(), true});
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Tiers, Offload, testing::ValuesIn(tiers()),
-                         [](const auto& tested) { return plugin_id(tested.param.plugin); });
+std::string name_of(const testing::TestParamInfo<TierParam>& tested) { return plugin_id(tested.param.plugin); }
+INSTANTIATE_TEST_SUITE_P(Tiers, Offload, testing::ValuesIn(tiers()), name_of);
+INSTANTIATE_TEST_SUITE_P(Tiers, RegisteredMemory, testing::ValuesIn(tiers()), name_of);
 
 }  // namespace
 }  // namespace strata::test

@@ -4,7 +4,9 @@
   abi                 <stddef.h>, <stdint.h> and "strata/..."
   core/manifest       its own files and core/status.h
   core/plugins        the same, core/hash.h and core/manifest
-  core/update         of core, but for what is above it: engine, capi, checkpoints, tensors
+  core/weights, core/gradients, core/update
+                      of core, but not a later one of these, and nothing of what stands on them: engine, capi,
+                      checkpoints, tensors
   core                no plugin, and no header of a backend (CUDA, NCCL, HDF5, MPI, io_uring, CBLAS)
   libs, plugins       never core/; a plugin sees "strata/...", libs and its own folder, never another plugin
   hosts, examples     "strata/strata.h" and their own files
@@ -23,6 +25,9 @@ BACKENDS = {  # header -> the folders that are made for it
     r"liburing|libaio": r"plugins/offload_nvme|libs/io|bench|tests",
     r"cblas|openblas|oneapi/|dnnl": r"examples|bench|tests",
 }
+
+ROOMS = ("weights", "gradients", "update")  # each may use those before it
+ABOVE = ("core/engine.h", "core/snapshot.h", "core/tensors.h", "core/progress.h")
 
 
 def exists(*parts):
@@ -49,9 +54,10 @@ def wrong(path, quote, name):
         own = name.startswith(("core/plugins/", "core/manifest/", "strata/"))
         own = own or name in ("core/status.h", "core/hash.h")
         return None if own else "core/plugins includes its own files, core/manifest and strata/ only"
-    above = ("core/engine.h", "core/snapshot.h", "core/tensors.h", "core/progress.h")
-    if path.parts[:2] == ("core", "update") and name in above:
-        return "core/update includes nothing of what stands on it"
+    if top == "core" and path.parts[1] in ROOMS:
+        later = tuple(f"core/{room}/" for room in ROOMS[ROOMS.index(path.parts[1]) + 1:])
+        if name in ABOVE or name.startswith(later):
+            return f"core/{path.parts[1]} includes nothing of what stands on it"
     if top == "core":
         return None if name.startswith(("core/", "strata/")) else "core includes core/ and strata/ only"
     if top in ("plugins", "libs"):

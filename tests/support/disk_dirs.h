@@ -67,6 +67,8 @@ class LoopFs {
   }
   LoopFs(const LoopFs&) = delete;
 
+  bool remount_read_only() { return run("mount -o remount,ro " + path); }
+
   std::string path, missing;
 
  private:

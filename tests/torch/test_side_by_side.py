@@ -200,8 +200,10 @@ def test_formula_of_the_bytes_between_host_and_device():
     for share in (0.0, 0.25, 0.4, 1.0):
         assert per_param("optimizer", **split(share)) == pytest.approx(4 + 24 * share)
         assert per_param("optimizer", 0.5, **split(share)) == pytest.approx((4 + 24 * share) / 2)
-    assert per_param("micro4") == pytest.approx(4 + 2)  # fp32 sums leave once
-    assert per_param("micro4", **split(1.0)) == pytest.approx(4 + 4 + 24)
+    assert per_param("micro4") == pytest.approx(4 * 2 + 2)  # each micro-batch's leave, and are added up by the host
+    assert per_param("micro4", **split(1.0)) == pytest.approx(4 * 2 + 4 + 24)
+    assert per_param("micro4", **{jobs.BUDGET: 1e9}) is None  # of how many params sums stay
+    assert jobs.crossing(3, False, 0.0, False, ranks=2) == 3 * 4 + 2  # reduced in fp32
     assert per_param("optimizer_2") == pytest.approx(2)
     assert per_param("optimizer", **{jobs.LAYOUT: "split"}) == pytest.approx(6)  # and the old weights
     assert per_param("optimizer", **split(1.0, **{jobs.LAYOUT: "split"})) == pytest.approx(24)

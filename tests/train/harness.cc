@@ -99,7 +99,9 @@ std::string manifest_of(const Trial& t) {
 }
 
 namespace {
-void STRATA_CALL silent(void*, strata_log_level, const char*, const char*) {}
+void STRATA_CALL log_of(void* trial, strata_log_level level, const char*, const char* text) {
+  if (trial) static_cast<const Trial*>(trial)->log(level, text);
+}
 
 std::string failure(const char* what) { return std::string(what) + ": " + strata_last_error(); }
 
@@ -134,9 +136,10 @@ strata_engine* open_rank(const Trial& t, const std::string& job, int rank, std::
   args.overrides = overrides.data();
   args.override_count = overrides.size();
   args.plugin_dir = STRATA_PLUGIN_DIR;
-  args.log = silent;
-  args.job = job.c_str();
-  args.threads = 1;
+  args.log = log_of;
+  args.log_ctx = t.log ? const_cast<Trial*>(&t) : nullptr;
+  args.job = job.empty() ? nullptr : job.c_str();
+  args.threads = !job.empty();
   args.rank = rank;
   args.world = t.world;
   args.gradient_memory = gradient_memory;
@@ -306,7 +309,8 @@ Result run(const Trial& t) {
       if (!t.gpu.empty()) gpu = std::make_unique<Gpu>(t.gpu, job, r, t.world, t.gpu_delay_us);
       strata_engine* engine = open_rank(t, job, r, &mine.error, gpu && t.lend ? gpu->lender() : nullptr);
       if (engine && t.body) t.body(r, engine);
-      if (engine && !t.body) mine.error = train(t, model, engine, r, gpu.get(), &mine);
+      if (engine && t.gpu_body) t.gpu_body(r, engine, gpu.get());
+      if (engine && !t.body && !t.gpu_body) mine.error = train(t, model, engine, r, gpu.get(), &mine);
       if (gpu) gpu->wait();
       strata_close(engine);
       if (gpu) mine.loans = gpu->loans();

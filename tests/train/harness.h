@@ -51,8 +51,11 @@ struct Trial {
   Model model = odd_model();
   uint32_t skip_unit = UINT32_MAX;  // a unit that odd steps leave out: no fetch, no gradient
   bool change_settings = false;     // steps give the groups settings of their own: step_settings
+  // Of each rank, from any thread, when given; from "warn" on, if no override says otherwise.
+  std::function<void(strata_log_level, const std::string&)> log = {};
   // Called on each rank in place of the standard loop, when given.
   std::function<void(int rank, strata_engine*)> body = {};
+  std::function<void(int rank, strata_engine*, Gpu*)> gpu_body = {};  // or this
 };
 
 // Everything bit by bit: params by name, their arrays, norms per step.
@@ -74,7 +77,8 @@ std::array<strata_group_args, 2> step_settings(int step);
 
 // The manifest a trial runs with.
 std::string manifest_of(const Trial& trial);
-// Opens an engine for one rank of a trial; on failure returns NULL and sets *error.
+// Opens an engine for one rank of a trial, which outlives it where it has a `log`; on failure returns NULL and sets
+// *error. `job` "": this process is the rank, and which one, its environment says.
 strata_engine* open_rank(const Trial& trial, const std::string& job, int rank, std::string* error,
                          const strata_lender* gradient_memory = nullptr);
 // Registers and commits the model and writes the initial values. Empty text when all went well.

@@ -1,10 +1,12 @@
-// Memory the engine hands out: fetched weights are read-only, and gradients find room in any order of units.
+// Memory the engine hands out: fetched weights are read-only, gradients find room in any order of units, and the plan
+// is what is allocated.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
 
+#include "strata/draft/fault_control.h"
 #include "tests/train/by_hand.h"
 
 namespace strata::test {
@@ -219,6 +221,98 @@ TEST(GradientRoom, TooManyOpenUnitsAreRefusedWithTheKeyAndTheCall) {
     EXPECT_TRUE(says("reduce_bucket_size") && says("strata_grads_done")) << last();
   };
   run(t);
+}
+
+// ---- contract 8: the plan against what device and offload plugin were asked for
+// -----------------------------------------------------------------------
+
+struct Held {
+  uint64_t device = 0, host = 0;
+  bool operator==(const Held&) const = default;
+};
+void PrintTo(const Held& h, std::ostream* out) { *out << h.device << " on the device, " << h.host << " of the host"; }
+
+Held planned(strata_engine* e) {
+  std::vector<strata_plan_item> items(64);
+  uint64_t count = 0;
+  EXPECT_EQ(strata_get_plan(e, items.data(), items.size(), &count), STRATA_OK) << last();
+  Held held;
+  for (uint64_t i = 0; i < count; ++i) (items[i].tier == 0 ? held.device : held.host) += items[i].bytes;
+  return held;
+}
+
+strata_device_info device_of(strata_engine* e) {
+  strata_device_info info;
+  STRATA_INIT(&info);
+  EXPECT_EQ(strata_get_device(e, &info), STRATA_OK) << last();
+  return info;
+}
+
+// After commit, and after steps in which everything was used that comes late: state read and written by hand, updates,
+// a second gradient of a param in one micro-batch.
+void expect_the_plan(Trial t) {
+  static int serial = 0;
+  const std::string job = "plan-" + std::to_string(serial++);
+  t.gpu = "gpu_sim";
+  t.overrides.insert(t.overrides.end(), {"plugins.device=fault", "plugins.offload_cpu=fault"});
+  t.manifest_extra = "[plugin.fault]\nwraps = \"gpu_sim, offload_cpu\"\ntag = \"" + job + "\"\n";
+  Gpu gpu(t.gpu, job, 0, 1, 0);
+  std::string error;
+  strata_engine* e = open_rank(t, job, 0, &error);
+  ASSERT_EQ(error, "");
+  const void* table = nullptr;
+  ASSERT_EQ(strata_get_plugin_interface(e, "device", STRATA_FAULT_CONTROL, &table), STRATA_OK) << last();
+  const auto* seen = static_cast<const strata_fault_control_api*>(table);
+  const uint64_t free_before = device_of(e).free_bytes;
+  const auto held = [&] {
+    return Held{free_before - device_of(e).free_bytes,
+                seen->bytes_seen(job.c_str(), 0, "alloc_pinned") + seen->bytes_seen(job.c_str(), 0, "offload.alloc")};
+  };
+  ASSERT_EQ(build_model(e, t.model), "");
+  const Held committed = held();
+  EXPECT_EQ(committed, planned(e));
+  for (int step = 1; step <= 2; ++step) {
+    for (int micro = 0; micro < t.micro_batches; ++micro) {
+      give_gradient_on(gpu, e, t.model, 0);
+      EXPECT_EQ(micro_batch(e, t.model, step, micro, 0, UINT32_MAX, &gpu), "");
+    }
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+  }
+  Result all;
+  EXPECT_EQ(collect(e, t.model, &all), "");
+  gpu.wait();
+  const Held later = held();
+  EXPECT_EQ(later, planned(e));
+  EXPECT_EQ(later.device, device_of(e).held_bytes);
+  EXPECT_GT(later.device, committed.device);  // sums of second gradients
+  strata_close(e);
+}
+
+TEST(MemoryPlan, IsWhatIsAllocated) {
+  load<strata_device_api>("fault", STRATA_DEVICE);
+  const std::string z = "zero_optimization.", o = z + "offload_optimizer.", split = o + "split_update=true";
+  for (const int stage : {2, 3}) {
+    for (const int micro_batches : {1, 2}) {
+      for (const std::vector<std::string>& part : std::vector<std::vector<std::string>>{
+               {}, {o + "ratio=0.5"}, {o + "ratio=0"}, {split, z + "sub_group_size=4096"}}) {
+        for (const char* params : {"none", "cpu"}) {
+          if (stage < 3 && params == std::string("cpu")) continue;
+          Trial t;
+          t.stage = stage;
+          t.micro_batches = micro_batches;
+          t.model = vectors({40960, 8192, 20480}, STRATA_BF16);
+          t.overrides = part;
+          if (stage == 3) t.overrides.push_back(z + "param_persistence_threshold=10000");
+          t.offload_optimizer = "cpu";
+          t.offload_param = params;
+          t.device_updates = !part.empty();
+          SCOPED_TRACE("stage " + std::to_string(stage) + ", " + std::to_string(micro_batches) + " micro-batches, " +
+                       (part.empty() ? "" : part[0]) + ", params on " + params);
+          expect_the_plan(t);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

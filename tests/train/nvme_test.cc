@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "tests/support/disk_dirs.h"
+#include "tests/train/by_hand.h"
 #include "tests/train/harness.h"
 
 namespace strata::test {
@@ -18,8 +19,7 @@ const std::string kState = "zero_optimization.offload_optimizer.", kParam = "zer
 
 // Optimizer state on disk, at `paths`.
 Trial on_disk(Trial t, const std::string& paths) {
-  t.offload_optimizer = "none";
-  t.overrides.push_back(kState + "device=nvme");
+  t.offload_optimizer = "nvme";
   t.overrides.push_back(kState + "nvme_path=\"" + paths + "\"");
   t.manifest_extra += "[plugin.offload_nvme]\nprobe_ms = 0\n";
   return t;
@@ -67,14 +67,65 @@ TEST_P(NvmeKeepsBits, OfThePlainRun) {
   with({"zero_optimization.sub_group_size=2048"});
   with({"optimizer.params.state_layout=split"});
   with({kState + "fast_init=true"});
+  with({kState + "buffer_size=2048"});
+  with({kState + "buffer_size=5000", kState + "buffer_count=9"});
+  with({kState + "buffer_size=2048", kState + "cpu_state_budget=150000"});
+  with({kState + "cpu_state_budget=60000", "optimizer.params.state_layout=split"});
   with({}, "io = \"threads\"\nchecksum = true\nqueue_depth = 2\n");
   with({}, "segment_bytes = 1048576\nweights = \"5, 1\"\n");
   if (GetParam().stage < 3) return;
   const std::string same = kParam + "nvme_path=\"" + a.path + ", " + b.path + "\"";
-  with({kParam + "device=nvme", same});
-  with({kParam + "device=nvme", same, "zero_optimization.sub_group_size=2048"});
+  const std::string none = kParam + "max_in_cpu=0";
+  with({kParam + "device=nvme", same, none});
+  with({kParam + "device=nvme", same, none, "zero_optimization.sub_group_size=2048"});
+  with({kParam + "device=nvme", same, none, kParam + "buffer_size=2048", kParam + "buffer_count=1"});
+  with({kParam + "device=nvme", same, kParam + "max_in_cpu=20000", kState + "cpu_state_budget=100000"});
+  with({kParam + "device=nvme", same, none, "zero_optimization.prefetch_bucket_size=0"});
+  with({kParam + "device=nvme", same, none, "optimizer.params.state_layout=split"});
   with({kParam + "device=cpu"});
 }
+// Beside a GPU: simulated, of late work.
+TEST_P(NvmeKeepsBits, BesideAGpu) {
+  plain_ = run(base());
+  ASSERT_EQ(plain_.error, "");
+  const auto with = [&](const std::vector<std::string>& overrides, bool device_updates = false) {
+    for (const bool lend : {false, true}) {
+      Trial t = on_disk(base(), a.path + ", " + b.path);
+      t.gpu = "gpu_sim";
+      t.gpu_delay_us = 300;
+      t.lend = lend;
+      t.device_updates = device_updates;
+      t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
+      expect_plain(t, (overrides.empty() ? "" : overrides.back()) + (lend ? ", lent" : ""));
+    }
+  };
+  with({});
+  with({kState + "buffer_size=2048"});
+  with({kState + "buffer_size=2048", kState + "cpu_state_budget=150000"});
+  with({"optimizer.params.state_layout=split"});
+  with({kState + "buffer_size=2048", kState + "device_state_budget=60000"}, true);
+  with({kState + "ratio=0.5", kState + "cpu_state_budget=60000"}, true);
+  if (GetParam().stage < 3) return;
+  const std::string same = kParam + "nvme_path=\"" + a.path + ", " + b.path + "\"", none = kParam + "max_in_cpu=0";
+  with({kParam + "device=nvme", same, none});
+  with({kParam + "device=nvme", same, none, kParam + "buffer_size=2048", kParam + "buffer_count=1"});
+  with({kParam + "device=nvme", same, kParam + "max_in_cpu=20000", kState + "cpu_state_budget=100000"});
+  with({kParam + "device=nvme", same, none, "zero_optimization.max_live_parameters=20000"});
+  with({kParam + "device=nvme", same, none, "optimizer.params.state_layout=split", kState + "buffer_size=2048"});
+  with({kParam + "device=cpu", kParam + "pin_memory=true"});
+  // Params on disk with their state in host memory.
+  for (const bool split : {false, true}) {
+    Trial t = base();
+    t.gpu = "gpu_sim";
+    t.offload_optimizer = "cpu";
+    t.device_updates = split;
+    t.manifest_extra += "[plugin.offload_nvme]\nprobe_ms = 0\n";
+    for (const std::string& text : {kParam + "device=nvme", same, none}) t.overrides.push_back(text);
+    if (split) t.overrides.push_back(kState + "split_update=true");
+    expect_plain(t, split ? "split update" : "state in host memory");
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Matrix, NvmeKeepsBits,
                          testing::Values(Shape{0, 1, 1}, Shape{1, 2, 3}, Shape{2, 2, 1}, Shape{3, 1, 3},
                                          Shape{3, 3, 1}),
@@ -102,16 +153,121 @@ TEST(Nvme, TwoEnginesShareADirectory) {
 
 TEST(Nvme, AFailingDiskEndsTheRunWithItsName) {
   DiskDir dir;
-  for (const auto& [rule, what] : {std::pair{"write:40:fail=DATA_LOSS", "write"}, {"read:40:fail=DATA_LOSS", "read"}}) {
+  const auto failing = [&](const std::string& rule, const std::string& what, bool params) {
     Trial t = on_disk({}, dir.path);
     t.steps = 8;
     t.overrides.push_back("deadline_seconds=2");
     t.overrides.push_back("plugins.offload_nvme=fault");
     t.manifest_extra += std::string("[plugin.fault]\nwraps = \"offload_nvme\"\nrules = \"") + rule + "\"\n";
+    if (params) {
+      t.stage = 3;
+      t.world = 2;
+      for (const char* text : {"device=nvme", "max_in_cpu=0", "buffer_size=2048"}) t.overrides.push_back(kParam + text);
+      t.overrides.push_back(kParam + "nvme_path=\"" + dir.path + "\"");
+      t.overrides.push_back(kState + "cpu_state_budget=1e9");
+      t.overrides.push_back("zero_optimization.param_persistence_threshold=0");
+    }
     const Result r = run(t);
     EXPECT_THAT(r.error, AllOf(HasSubstr(what), HasSubstr("unit \""))) << rule;
     EXPECT_EQ(dir.entries(), 0u);
+  };
+  failing("write:40:fail=DATA_LOSS", "write", false);
+  failing("read:40:fail=DATA_LOSS", "read", false);
+  failing("read:17:fail=DATA_LOSS", "gather of unit", true);
+  failing("write:10:fail=DATA_LOSS", "write", true);
+}
+
+// What the engine plans in a tier, by name.
+std::map<std::string, uint64_t> plan_of(Trial t, int tier) {
+  std::map<std::string, uint64_t> planned;
+  t.body = [&](int, strata_engine* e) {
+    ASSERT_EQ(build_model(e, t.model), "");
+    strata_plan_item items[64];
+    uint64_t count = 0;
+    ASSERT_EQ(strata_get_plan(e, items, 64, &count), STRATA_OK) << last();
+    for (uint64_t i = 0; i < count; ++i) {
+      if (items[i].tier == tier) planned[items[i].what] += items[i].bytes;
+    }
+  };
+  EXPECT_EQ(run(t).error, "");
+  return planned;
+}
+
+// Beside a GPU, so that the device's memory is not the host's: buffers, what is kept, and gradients.
+TEST(Nvme, HostMemoryIsBuffersCacheAndGradients) {
+  constexpr uint64_t kEach = 1 << 15, kAll = 4 * kEach, kPart = 8192;
+  DiskDir dir;
+  Trial t = on_disk({}, dir.path);
+  t.stage = 3;
+  t.gpu = "gpu_sim";
+  t.model = vectors({kEach, kEach, kEach, kEach}, STRATA_BF16);
+  t.overrides = {"zero_optimization.param_persistence_threshold=0",
+                 kState + "nvme_path=" + dir.path,
+                 kState + "buffer_size=" + std::to_string(kPart),
+                 kState + "buffer_count=5",
+                 kState + "cpu_state_budget=" + std::to_string(kAll * 12 / 4),
+                 kParam + "device=nvme",
+                 kParam + "nvme_path=" + dir.path,
+                 kParam + "buffer_size=4096",
+                 kParam + "buffer_count=3",
+                 kParam + "max_in_cpu=" + std::to_string(kAll / 2)};
+  const auto host = plan_of(t, 1), disk = plan_of(t, 2);
+  EXPECT_EQ(host.at("update buffers"), 5 * kPart * (12 + 2));
+  EXPECT_EQ(host.at("optimizer state"), kAll * 12 / 4);
+  EXPECT_EQ(host.at("weight shards"), kAll / 2 * 2);
+  EXPECT_EQ(host.at("weight shard buffers"), 3 * 4096u * 2);
+  EXPECT_EQ(host.at("reduced gradients"), kAll * 2);
+  EXPECT_EQ(disk.at("optimizer state"), kAll * 12 * 3 / 4);
+  EXPECT_EQ(disk.at("weight shards"), kAll / 2 * 2);
+}
+
+// Of params, kept ones lie between others: every second unit here.
+TEST(Nvme, ReadsWhatIsNotKept) {
+  DiskDir dir;
+  for (const uint64_t kept : {0u, 2u, 4u}) {
+    constexpr uint64_t kEach = 1 << 14;
+    Trial t = on_disk({}, dir.path);
+    t.stage = 3;
+    t.steps = 3;
+    t.model = vectors({kEach, kEach, kEach, kEach}, STRATA_BF16);
+    t.overrides = {"zero_optimization.param_persistence_threshold=0",
+                   "zero_optimization.max_reuse_distance=0",
+                   kState + "nvme_path=" + dir.path,
+                   kState + "cpu_state_budget=1e9",
+                   kParam + "device=nvme",
+                   kParam + "nvme_path=" + dir.path,
+                   kParam + "max_in_cpu=" + std::to_string(kept * kEach)};
+    strata_counters before{}, after{};
+    t.body = [&](int rank, strata_engine* e) {
+      ASSERT_EQ(build_model(e, t.model), "");
+      for (int step = 1; step <= 3; ++step) {
+        EXPECT_EQ(micro_batch(e, t.model, step, 0, rank, UINT32_MAX), "");
+        EXPECT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+        EXPECT_EQ(strata_wait(e), STRATA_OK) << last();
+        STRATA_INIT(&after);
+        EXPECT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &after), STRATA_OK);
+        if (step == 2) before = after;
+      }
+    };
+    ASSERT_EQ(run(t).error, "");
+    const uint64_t shard = kEach * 2;
+    EXPECT_EQ(after.tier_write[2] - before.tier_write[2], (4 - kept) * shard);
+    // Once for the forward and once for the backward, but for the last unit, which stays in between: it is on disk
+    // while anything is.
+    EXPECT_EQ(after.tier_read[2] - before.tier_read[2] + (after.tier_read[1] - before.tier_read[1]), 7 * shard);
+    EXPECT_EQ(after.tier_read[2] - before.tier_read[2], kept == 4 ? 0 : (2 * (4 - kept) - 1) * shard);
   }
+}
+
+TEST(Nvme, RefusesAPlanThatTheDisksCannotHold) {
+  DiskDir dir;
+  Trial t = on_disk({}, dir.path);
+  t.model = vectors({1 << 20}, STRATA_BF16);
+  t.manifest_extra += "budget_bytes = 8388608\n";
+  EXPECT_THAT(run(t).error, AllOf(HasSubstr("plan needs"), HasSubstr("12582912 bytes"), HasSubstr("8388608 bytes"),
+                                  HasSubstr("cpu_state_budget")));
+  t.overrides.push_back(kState + "cpu_state_budget=4210688");
+  EXPECT_EQ(run(t).error, "");
 }
 
 TEST(Nvme, RefusesWhatCannotBe) {

@@ -1,6 +1,8 @@
 // split_update_test.cc - the device's part in the update of offloaded state: what is moved for it, what is planned, and
-// what is refused. That it changes no bit is in train_test.cc (GpuKeepsBits).
+// what is refused. That it changes no bit is in gpu_bits_test.cc.
 #include <gmock/gmock.h>
+
+#include <mutex>
 
 #include "tests/train/by_hand.h"
 
@@ -227,6 +229,80 @@ TEST(WriteParam, WaitsForWhatTheHostsStreamReads) {
   }
 }
 
+// Said once, at commit, by one rank; and not where there is something to split.
+TEST(SplitUpdate, NothingToSplitIsSaid) {
+  for (const auto& [keeps, why] : std::vector<std::pair<std::string, std::string>>{
+           {kOffload + "device_state_budget=1000000000", "device_state_budget (1000000000) keeps all optimizer state"},
+           {kOffload + "ratio=0", "ratio (0"},
+           {"frozen", "no param is trained"},
+           {kOffload + "device_state_budget=" + std::to_string(12 * 20480), ""}}) {
+    Trial t = offloaded({kOffload + "split_update=true", kOffload + "pin_memory=true"});
+    t.world = 2;
+    t.stage = 1;
+    if (keeps != "frozen") t.overrides.push_back(keeps);
+    for (ModelParam& p : t.model.params) p.frozen = keeps == "frozen";
+    std::mutex lock;
+    std::vector<std::string> warnings;
+    t.log = [&](strata_log_level level, const std::string& text) {
+      const std::lock_guard guard(lock);
+      if (level == STRATA_LOG_WARN) warnings.push_back(text);
+    };
+    run_body(t, [&](int, strata_engine* e) { EXPECT_EQ(build_model(e, t.model), ""); });
+    if (why.empty()) {
+      EXPECT_THAT(warnings, testing::IsEmpty());
+    } else {
+      EXPECT_THAT(warnings, testing::ElementsAre(testing::AllOf(testing::HasSubstr("split_update has nothing to split"),
+                                                                testing::HasSubstr(why))));
+    }
+  }
+}
+
+// What a commit says on rank 1 and on rank 0.
+std::pair<std::string, std::string> commit_errors(Trial t) {
+  std::string errors[2];
+  t.world = 2;
+  run_body(t, [&](int rank, strata_engine* e) { errors[rank] = build_model(e, t.model); });
+  return {errors[1], errors[0]};
+}
+
+// Before anything large is allocated, with the numbers, and with the settings that could be lower.
+TEST(SplitUpdate, ADeviceThatIsTooSmallIsRefusedByThePlan) {
+  for (const auto& [part, key] : std::vector<std::pair<std::string, std::string>>{
+           {kOffload + "device_state_budget=1000000000000", "offload_optimizer.device_state_budget (1000000000000)"},
+           {kOffload + "ratio=0", "offload_optimizer.ratio (0"},
+           {kOffload + "split_update=true", "offload_optimizer.split_update (true)"}}) {
+    for (const int stage : {2, 3}) {
+      Trial t = offloaded({part});
+      t.stage = stage;
+      t.gpu = "";  // the harness has none of this size
+      t.manifest_extra = "[plugins]\npath = [\"" + std::string(STRATA_TEST_PLUGIN_DIR) +
+                         "\"]\ndevice = \"gpu_sim\"\ncollective = \"gpu_sim\"\ndevice_optimizer = \"gpu_sim\"\n"
+                         "[plugin.gpu_sim]\nmemory_bytes = 1000000\n";
+      const auto [mine, other] = commit_errors(t);
+      for (const std::string& error : {mine, other}) {
+        EXPECT_THAT(error, testing::AllOf(testing::HasSubstr("free of"), testing::HasSubstr("(1000000 bytes)"),
+                                          testing::HasSubstr("the plan needs"), testing::HasSubstr(key),
+                                          testing::HasSubstr("reduce_bucket_size (500000000)")));
+        EXPECT_EQ(error.find("max_live_parameters") != std::string::npos, stage == 3) << error;
+      }
+    }
+  }
+}
+
+// Where the plan fits and the device takes more than it is asked for, the failing allocation says what it was for.
+TEST(SplitUpdate, AnAllocationThatFailsNamesTheBudget) {
+  Trial t = offloaded({kOffload + "device_state_budget=1000000", "plugins.device=fault"});
+  for (const char* n : {"1", "4", "9"}) {
+    t.manifest_extra = "[plugin.fault]\nwraps = \"gpu_sim\"\nrules = \"device.alloc:" + std::string(n) +
+                       ":fail=RESOURCE_EXHAUSTED\"\n";
+    run_body(t, [&](int, strata_engine* e) {
+      EXPECT_THAT(build_model(e, t.model),
+                  testing::AllOf(testing::HasSubstr("fault:"), testing::HasSubstr("the plan needs"),
+                                 testing::HasSubstr("offload_optimizer.device_state_budget (1000000)")));
+    });
+  }
+}
+
 struct Refused {
   std::vector<std::string> overrides;
   std::string says;
@@ -246,12 +322,23 @@ TEST(SplitUpdate, WhatCannotBeIsRefusedByName) {
     t.overrides = r.overrides;
     EXPECT_THAT(run(t).error, testing::HasSubstr(r.says));
   }
-  t = offloaded({kOffload + "split_update=true"});
-  t.overrides.push_back("plugins.device_optimizer=optim_adamw");
-  t.body = [&](int, strata_engine* e) {
-    EXPECT_THAT(build_model(e, t.model), testing::HasSubstr("plugins.device_optimizer"));
-  };
-  EXPECT_EQ(run(t).error, "");
+}
+
+// By its own key: one for memory of the host, one that is not there, and one that is no optimizer.
+TEST(SplitUpdate, AWrongDeviceOptimizerIsRefusedByItsKey) {
+  for (const std::string part : {"split_update=true", "ratio=0"}) {
+    for (const auto& [plugin, says] :
+         std::vector<std::pair<std::string, std::string>>{{"optim_adamw", "choose a plugin for that device"},
+                                                          {"nonexistent", "plugin nonexistent was not found"},
+                                                          {"offload_cpu", "strata.optimizer"}}) {
+      Trial t = offloaded({kOffload + part, "plugins.device_optimizer=" + plugin});
+      std::string error;
+      t.body = [&](int, strata_engine* e) { error = build_model(e, t.model); };
+      error += run(t).error;
+      EXPECT_THAT(error, testing::AllOf(testing::HasSubstr("plugins.device_optimizer"), testing::HasSubstr(says),
+                                        testing::Not(testing::HasSubstr("plugins.optimizer "))));
+    }
+  }
 }
 
 }  // namespace

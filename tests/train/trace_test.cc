@@ -193,6 +193,28 @@ TEST(Trace, DeviceStreamsHaveRowsOfTheirOwn) {
   }
 }
 
+// Everything that leaves for sums in host memory is added there, byte by byte, in the step it is of.
+TEST(Trace, SumsInHostMemoryHaveARow) {
+  for (const int world : {1, 2}) {
+    const Folder folder;
+    Trial t = traced(folder, world, 2);
+    t.gpu = "gpu_sim";
+    t.offload_optimizer = "cpu";
+    t.micro_batches = 2;
+    const Result r = run(t);
+    ASSERT_EQ(r.error, "");
+    const File file = read(folder.file(0));
+    expect_nested(file);
+    const auto added = file.named("gradient sums", "add");
+    EXPECT_EQ(bytes_of(added), r.counters.tier_write[1]);
+    EXPECT_EQ(file.named("gradient sums", "wait for copy").size(), added.size());
+    std::map<uint64_t, uint64_t> of_step;
+    for (const Span& s : added) of_step[s.step] += s.bytes;
+    ASSERT_EQ(of_step.size(), 4u);
+    for (const auto& [step, bytes] : of_step) EXPECT_EQ(bytes, bytes_of(added) / 4) << step;
+  }
+}
+
 TEST(Trace, WaitsAreNamed) {
   const Folder folder;
   Trial t = traced(folder, 2, 3);

@@ -5,6 +5,7 @@
 
 #include "tests/train/by_hand.h"
 #include "tests/train/reference.h"
+#include "tests/train/shapes.h"
 
 namespace strata::test {
 namespace {
@@ -37,18 +38,6 @@ void expect_reference(const Trial& t) {
 
 // ---- equals the reference ----------------------------------------------------------------------------------------
 
-struct Shape {
-  int stage, world, micro;
-  double clip;
-  std::string offload;
-};
-
-std::string shape_name(const testing::TestParamInfo<Shape>& info) {
-  const Shape& s = info.param;
-  return "stage" + std::to_string(s.stage) + "_world" + std::to_string(s.world) + "_micro" + std::to_string(s.micro) +
-         (s.clip > 0 ? "_clip" : "") + "_" + s.offload;
-}
-
 std::vector<Shape> all_shapes() {
   std::vector<Shape> shapes;
   for (int stage : {0, 1, 2, 3}) {
@@ -61,18 +50,6 @@ std::vector<Shape> all_shapes() {
     }
   }
   return shapes;
-}
-
-Trial trial_of(const Shape& s) {
-  Trial t;
-  t.name = shape_name({s, 0});
-  t.stage = s.stage;
-  t.world = s.world;
-  t.micro_batches = s.micro;
-  t.clip = s.clip;
-  t.offload_optimizer = s.offload;
-  if (s.stage == 3) t.overrides = {"zero_optimization.param_persistence_threshold=50"};
-  return t;
 }
 
 class EqualsReference : public testing::TestWithParam<Shape> {};
@@ -154,96 +131,6 @@ INSTANTIATE_TEST_SUITE_P(Matrix, PlacementKeepsBits,
                                          Shape{1, 3, 3, 0.05, "none"}, Shape{2, 2, 3, 0.05, "none"},
                                          Shape{3, 1, 1, 0.05, "none"}, Shape{3, 2, 1, 0.05, "none"},
                                          Shape{3, 3, 3, 0.05, "none"}),
-                         shape_name);
-
-// A device whose work is late changes nothing, with as little waiting as there is: the host's stream, the gathers, the
-// reductions and the updates each run on a queue of their own.
-class GpuKeepsBits : public testing::TestWithParam<Shape> {
- protected:
-  // Every setting that changes what waits for what.
-  static std::vector<std::vector<std::string>> settings(const Shape& shape) {
-    const std::string z = "zero_optimization.";
-    std::vector<std::vector<std::string>> all = {{},
-                                                 {z + "reduce_bucket_size=64"},
-                                                 {z + "overlap_comm=false"},
-                                                 {z + "contiguous_gradients=false"},
-                                                 {z + "sub_group_size=2048"},
-                                                 {"optimizer.params.state_layout=split"}};
-    if (shape.offload == "cpu") {
-      for (const auto& part : device_parts()) all.push_back(part);
-    }
-    if (shape.stage < 3) return all;
-    all.push_back({z + "max_live_parameters=20000"});
-    all.push_back({z + "max_reuse_distance=0"});
-    all.push_back({z + "prefetch_bucket_size=0", "check_weights=true"});
-    if (shape.offload != "cpu") return all;
-    all.push_back({z + "offload_param.device=cpu"});
-    all.push_back({z + "offload_param.device=cpu", "optimizer.params.state_layout=split"});
-    for (const size_t k : {0u, 2u, 4u}) {
-      all.push_back(device_parts()[k]);
-      all.back().push_back(z + "offload_param.device=cpu");
-    }
-    return all;
-  }
-
-  // The device has a part in the update of offloaded state.
-  static std::vector<std::vector<std::string>> device_parts() {
-    const std::string z = "zero_optimization.", o = z + "offload_optimizer.", split = o + "split_update=true";
-    const std::string small = z + "sub_group_size=2048", low = "optimizer.params.state_layout=split";
-    return {{split, small},
-            {split, small, o + "split_share=0.3"},
-            {split, small, o + "split_share=0.6", low},
-            {split, o + "split_share=1"},
-            {split, o + "split_share=0.5", o + "device_state_budget=60000", small},
-            {o + "device_state_budget=60000"},
-            {o + "ratio=0.5", low},
-            {o + "ratio=0"}};
-  }
-
-  static void compare(const std::string& gpu, const std::vector<int>& delays) {
-    Trial base = trial_of(GetParam());
-    base.offload_optimizer = "none";
-    const Result plain = run(base);
-    ASSERT_EQ(plain.error, "");
-    for (const auto& overrides : settings(GetParam())) {
-      for (int delay : delays) {
-        Trial t = base;
-        t.gpu = gpu;
-        t.gpu_delay_us = delay;
-        t.offload_optimizer = GetParam().offload;
-        t.device_updates = !overrides.empty() && overrides[0].find("offload_optimizer.") != std::string::npos;
-        t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
-        for (const bool lend : {false, true}) {
-          t.lend = lend;
-          const Result other = run(t);
-          std::string what;
-          for (const std::string& text : overrides) what += text + " ";
-          what += "late by " + std::to_string(delay) + " us" + std::string(lend ? ", memory lent by the host" : "");
-          ASSERT_EQ(other.error, "") << what;
-          EXPECT_TRUE(other == plain) << what << " changed the numbers";
-          // At least two blocks each step: they went back in between.
-          EXPECT_EQ(other.loans > t.steps, lend) << what << ", " << other.loans << " loans";
-        }
-      }
-    }
-  }
-};
-
-TEST_P(GpuKeepsBits, Simulated) { compare("gpu_sim", {0, 300}); }
-
-TEST_P(GpuKeepsBits, Real) {
-  const std::string absent = Gpu::absent(GetParam().world);
-  if (!absent.empty()) GTEST_SKIP() << absent;
-  compare("device_cuda", {0});
-}
-
-INSTANTIATE_TEST_SUITE_P(Matrix, GpuKeepsBits,
-                         testing::Values(Shape{0, 1, 1, 0.05, "none"}, Shape{0, 2, 3, 0.05, "none"},
-                                         Shape{1, 2, 1, 0.05, "none"}, Shape{2, 2, 3, 0.05, "none"},
-                                         Shape{3, 1, 1, 0.05, "none"}, Shape{3, 2, 1, 0.05, "none"},
-                                         Shape{3, 3, 3, 0.05, "none"}, Shape{0, 1, 3, 0.05, "cpu"},
-                                         Shape{1, 2, 3, 0.05, "cpu"}, Shape{2, 2, 1, 0.05, "cpu"},
-                                         Shape{3, 1, 1, 0.05, "cpu"}, Shape{3, 2, 3, 0.05, "cpu"}),
                          shape_name);
 
 // Zeros that stand for gradients nobody gave are written into lent memory, too.

@@ -1,5 +1,8 @@
 // Rules of `fault`: which calls they hit, what fail, short and late do, what is counted, and which rules are refused.
+#include <filesystem>
+
 #include "fault_fixture.h"
+#include "tests/support/disk_dirs.h"
 
 namespace strata::test {
 namespace {
@@ -106,6 +109,34 @@ TEST(FaultRules, HidesTheMap) {
   EXPECT_EQ(tier.api->map(tier.self, tier.region, &address), STRATA_UNIMPLEMENTED);
   EXPECT_EQ(tier.write('a'), STRATA_OK);
   EXPECT_EQ(tier.contents(), "aaaaaaaa");
+}
+
+TEST(FaultRules, PassesRegisteredMemoryOn) {
+  const string tag = unique("tag");
+  FaultTier tier({{"tag", tag}, {"rules", string("register_memory:2:fail=RESOURCE_EXHAUSTED")}});
+  alignas(4096) char memory[8192];
+  EXPECT_EQ(tier.api->register_memory(tier.self, memory, 4096), STRATA_OK) << "the default of what is wrapped";
+  EXPECT_EQ(tier.api->register_memory(tier.self, memory + 4096, 4096), STRATA_RESOURCE_EXHAUSTED);
+  tier.api->unregister_memory(tier.self, memory);
+  EXPECT_EQ(control()->bytes_seen(tag.c_str(), 0, "offload.register_memory"), 8192u);
+  EXPECT_EQ(control()->count(tag.c_str(), 0, "unregister_memory"), 1u);
+}
+
+TEST(FaultRules, PassesTheTimeUnderWayOn) {
+  if (!std::filesystem::exists(this_build().directories[0] / "offload_nvme.so")) GTEST_SKIP() << "no offload_nvme";
+  const DiskDir dir;
+  FaultRank rank({{"fault", {{"wraps", string("offload_nvme")}}},
+                  {"offload_nvme", {{"nvme_path", dir.path}, {"probe_ms", int64_t{0}}}}});
+  const strata_offload_api* api = nullptr;
+  strata_offload* self = nullptr;
+  ASSERT_TRUE(rank.open(STRATA_OFFLOAD, &api, &self).ok());
+  strata_region region = 0;
+  ASSERT_EQ(api->alloc(self, 4096, "written with zeros", &region), STRATA_OK);
+  strata_offload_caps caps{};
+  caps.struct_size = sizeof(caps);
+  ASSERT_EQ(api->caps(self, &caps), STRATA_OK);
+  EXPECT_GT(caps.busy_ns, 0u);
+  api->close(self);
 }
 
 TEST(FaultRules, CountsCallsAndBytesByTagAndRank) {

@@ -93,7 +93,8 @@ TEST(ManifestRules, TierKeysNeedTheirTier) {
   const std::string o = "zero_optimization.offload_optimizer.";
   EXPECT_THAT(refusal(o + "pin_memory = true"), HasSubstr("pin_memory` has no effect"));
   accepted(o + "pin_memory = true\n" + o + "device = \"cpu\"");
-  for (const char* key : {"nvme_path = \"x\"", "buffer_count = 4", "fast_init = true"})
+  for (const char* key :
+       {"nvme_path = \"x\"", "buffer_count = 4", "buffer_size = 1e6", "cpu_state_budget = 1e6", "fast_init = true"})
     EXPECT_THAT(refusal(o + "device = \"cpu\"\n" + o + key), HasSubstr("has no effect")) << key;
   EXPECT_EQ(refusal(o + "device = \"nvme\""),
             "m.toml:1:37: `zero_optimization.offload_optimizer.device` = \"nvme\" needs "
@@ -101,6 +102,19 @@ TEST(ManifestRules, TierKeysNeedTheirTier) {
   accepted(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 5");
   EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 3"),
               HasSubstr("must be 4 to 1024, got 3"));
+  EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_size = 2047"),
+              HasSubstr("must be 2048 or more, got 2047"));
+}
+
+TEST(ManifestRules, ATierOfHostMemoryBesideNvme) {
+  const std::string z = "zero_optimization.", plugin = "plugins.offload_cpu = \"mine\"\n";
+  const std::string state = z + "offload_optimizer.device = \"nvme\"\n" + z + "offload_optimizer.nvme_path = \"x\"\n";
+  const std::string param =
+      z + "stage = 3\n" + z + "offload_param.device = \"nvme\"\n" + z + "offload_param.nvme_path = \"x\"\n";
+  EXPECT_THAT(refusal(state + plugin), HasSubstr("plugins.offload_cpu` has no effect"));
+  accepted(state + plugin + z + "offload_optimizer.cpu_state_budget = 1");
+  accepted(param + plugin);  // max_in_cpu has a default
+  EXPECT_THAT(refusal(param + plugin + z + "offload_param.max_in_cpu = 0"), HasSubstr("has no effect"));
 }
 
 TEST(ManifestRules, TheDevicesPartInAnOffloadedUpdate) {
@@ -124,6 +138,19 @@ TEST(ManifestRules, TheDevicesPartInAnOffloadedUpdate) {
               HasSubstr("`zero_optimization.offload_optimizer.split_update` is"));
   EXPECT_THAT(refusal(cpu + o + "ratio = 0.5\n" + o + "device_state_budget = 1000"), HasSubstr("give one"));
   EXPECT_THAT(refusal(cpu + "plugins.device_optimizer = \"mine\""), HasSubstr("has no part in the update"));
+}
+
+TEST(ManifestRules, AHostDeviceIsForSumsInHostMemory) {
+  const std::string z = "zero_optimization.", cpu = z + "offload_optimizer.device = \"cpu\"\n";
+  const std::string two = "gradient_accumulation_steps = 2\n", mine = "plugins.host_device = \"mine\"\n";
+  accepted(mine + two + cpu + z + "stage = 2");
+  accepted(mine + cpu + z + "stage = 3");  // the number of micro-batches may follow from the world
+  const std::string one = "gradient_accumulation_steps = 1\n";
+  for (const auto& [text, why] : {std::pair{two + z + "stage = 2", "device` is \"none\""},
+                                  {two + cpu + z + "stage = 1", "stage` is 1"},
+                                  {two + cpu + z + "stage = 2\n" + z + "accumulate_locally = true", "locally` is true"},
+                                  {one + cpu + z + "stage = 2", "steps` is 1"}})
+    EXPECT_THAT(refusal(mine + text), testing::AllOf(HasSubstr("`plugins.host_device` has no effect"), HasSubstr(why)));
 }
 
 TEST(ManifestRules, OneTierServesStateAndParamsOnDisk) {

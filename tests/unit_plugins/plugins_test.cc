@@ -85,6 +85,8 @@ TEST_F(Plugins, OptionalSlotsHaveDefaults) {
   EXPECT_EQ(table->map(nullptr, 1, &address), STRATA_UNIMPLEMENTED);
   EXPECT_EQ(address, nullptr);
   EXPECT_THAT(take_failure(STRATA_UNIMPLEMENTED).text(), HasSubstr("no address (map)"));
+  EXPECT_EQ(table->register_memory(nullptr, &set, 4096), STRATA_OK) << "it is for speed only";
+  table->unregister_memory(nullptr, &set);
 }
 
 TEST_F(Plugins, ADeviceWithoutStreamsIsOnTheCpu) {
@@ -117,6 +119,8 @@ TEST_F(Plugins, HalfAGroupOfSlotsIsAnError) {
   dir.install("half_device", VariantDir::good_toml("half_device", "", "\"strata.device/1\""));
   EXPECT_EQ(refusal_of("half_device", STRATA_DEVICE),
             "plugin half_device: strata.device/1 slot \"stream_destroy\" is missing beside \"stream_create\"");
+  EXPECT_EQ(refused("half_offload"),
+            "plugin half_offload: strata.offload/1 slot \"unregister_memory\" is missing beside \"register_memory\"");
 }
 
 // --- versions and sizes ---------------------------------------------------------------------------------------------
@@ -130,6 +134,17 @@ TEST_F(Plugins, NewerPluginsOfTheSameMajorWork) {
   EXPECT_EQ(table->struct_size, sizeof(strata_offload_api)) << "the unknown tail is cut";
   ASSERT_TRUE(set.find("newer_minor", STRATA_OFFLOAD, &table).ok());
   EXPECT_EQ(set.describe()[1].abi_minor, STRATA_ABI_MINOR) << "both sides speak the older one";
+}
+
+TEST_F(Plugins, APluginFromBeforeASlotGetsItsDefault) {
+  dir.install("older_table");
+  PluginSet set(here(), options);
+  const strata_offload_api* table = nullptr;
+  const Status status = set.find("older_table", STRATA_OFFLOAD, &table);
+  ASSERT_TRUE(status.ok()) << status.text();
+  EXPECT_EQ(table->struct_size, sizeof(strata_offload_api));
+  EXPECT_EQ(table->register_memory(nullptr, &set, 4096), STRATA_OK) << "nothing is done, and all is well";
+  table->unregister_memory(nullptr, &set);
 }
 
 TEST_F(Plugins, OtherAbiMajorsAndMinors) {

@@ -47,6 +47,12 @@ const LongOffload offload = [] {
   t.known.struct_size = sizeof(LongOffload);
   t.known.abi_minor = 7;
   t.added_later = [] {};
+#elif defined(VARIANT_OLDER_TABLE)
+  // From before this slot: what lies behind the table is none of its.
+  t.known.struct_size = offsetof(strata_offload_api, register_memory);
+  t.known.register_memory = [](strata_offload*, void*, uint64_t) -> strata_status { return STRATA_INTERNAL; };
+#elif defined(VARIANT_HALF_OFFLOAD)
+  t.known.register_memory = kFill;
 #elif defined(VARIANT_SHORT_TABLE)
   t.known.struct_size = offsetof(strata_offload_api, write);
 #elif defined(VARIANT_MISSING_SLOT)

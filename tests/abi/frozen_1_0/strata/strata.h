@@ -218,8 +218,11 @@ STRATA_API strata_status STRATA_CALL strata_grads_done(strata_engine* engine, st
 /* Ends the micro-batch on this rank. [collective] */
 STRATA_API strata_status STRATA_CALL strata_end_backward(strata_engine* engine);
 /* Throws away every gradient given since the last strata_step: the next one is of the first micro-batch again. For a
- * backward that ended in an error. Ranks may be at different places of the step, but all of them call it: what is left
- * of the step's reductions is done, and waited for, first. Fetched units stay fetched. [collective] */
+ * backward that ended in an error. Ranks may be at different places of the step, but all of them call it: reductions
+ * that some ranks began are ended, and waited for, first. Fetched units stay fetched.
+ * One case cannot be dropped from different places: units came in the same order in the steps before and in another one
+ * now, and of those declared done more than reduce_bucket_size waited for their turn. What ranks sent out of turn then
+ * differs, and all of them get the error that names it. [collective] */
 STRATA_API strata_status STRATA_CALL strata_drop_gradients(strata_engine* engine);
 
 typedef struct strata_step_args {
@@ -296,7 +299,8 @@ typedef struct strata_plan_item {
   uint32_t reserved;
   uint64_t bytes; /* on this rank */
 } strata_plan_item;
-/* Copies at most `capacity` items, sets *count to how many there are. After strata_commit. [any] */
+/* Copies at most `capacity` items, sets *count to how many there are. After strata_commit; one more comes with the
+ * first param that gets several gradients in a micro-batch. [any] */
 STRATA_API strata_status STRATA_CALL strata_get_plan(strata_engine* engine, strata_plan_item* items, uint64_t capacity,
                                                      uint64_t* count);
 

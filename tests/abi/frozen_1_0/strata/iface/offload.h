@@ -30,6 +30,9 @@ typedef struct strata_offload_caps {
   uint64_t budget_bytes;  /* regions together never exceed this */
   uint64_t used_bytes;    /* at the call */
   uint64_t pinned_bytes;  /* at the call; part of used_bytes */
+  /* How long, at the call, at least one transfer was under way since `open`, also one of the tier's own; of several
+   * disks the mean over them. 0: the tier does not keep it. */
+  uint64_t busy_ns;
 } strata_offload_caps;
 
 typedef struct strata_io_args {
@@ -63,6 +66,15 @@ typedef struct strata_offload_api {
    * Transfers of overlapping ranges are ordered by the caller. [submit][open] OUT_OF_RANGE, DATA_LOSS, AGAIN */
   strata_status(STRATA_CALL *read)(strata_offload *self, const strata_io_args *args, strata_event *done);
   strata_status(STRATA_CALL *write)(strata_offload *self, const strata_io_args *args, strata_event *done);
+
+  /* Optional, both or none (default: nothing is done). Says that reads and writes will use these bytes of host memory
+   * [until unregister_memory, or close] again and again, so that the tier may prepare for it. For speed only: a tier
+   * that cannot (its system refuses) returns OK, goes on without, and says so once in the log. Address and bytes are
+   * multiples of 4096; ranges do not overlap. A transfer may lie inside a range, across its ends, or outside.
+   * INVALID_ARGUMENT, ALREADY_EXISTS (overlaps one registered before) [control][open] */
+  strata_status(STRATA_CALL *register_memory)(strata_offload *self, void *address, uint64_t bytes);
+  /* `address` as it was registered. No transfer of that memory is under way. [control][open] */
+  void(STRATA_CALL *unregister_memory)(strata_offload *self, void *address);
 } strata_offload_api;
 
 STRATA_EXTERN_C_END

@@ -1,26 +1,32 @@
-#include "core/weights.h"
+#include "core/weights/weights.h"
 
 #include <algorithm>
+
+#include "core/spread.h"
 
 namespace strata {
 
 namespace {
 constexpr uint64_t kNever = UINT64_MAX;
+constexpr uint64_t kReadElements = uint64_t{8} << 20;  // of a buffer whose size is not given
 alignas(kParamAlign) constexpr char kNothing[1] = {};  // where an empty param lies: a fetched one has an address
 std::string count_text(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
 Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-                 CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters, Trace& trace)
+                 CommQueue& queue, const Tiers& tiers, bool check_writes, std::chrono::nanoseconds deadline,
+                 Counters& counters, Trace& trace)
     : layout_(layout),
       settings_(settings),
       device_(device),
       collective_(collective),
       queue_(queue),
-      tier_(tier),
+      tiers_(tiers),
+      deadline_(deadline),
       counters_(counters),
       trace_(trace),
       slots_(layout.units.size()),
+      kept_(layout.units.size()),
       check_writes_(check_writes),
       guard_(device),
       host_refs_(layout.units.size()) {
@@ -34,6 +40,25 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Devic
     }
     slots_[u].full_bytes = full;
   }
+  if (tiers_.memory) choose_kept();
+}
+
+void Weights::choose_kept() {
+  const auto shard = [this](uint32_t unit) {
+    uint64_t elements = 0;
+    for (const Segment& s : layout_.units[unit].segments) elements += sharded(unit) ? s.shard : 0;
+    return elements;
+  };
+  uint64_t all = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) all += shard(u);
+  auto left = static_cast<uint64_t>(settings_.offload_param.max_in_cpu);
+  Spread spread(all > 0 ? std::min(1.0, static_cast<double>(left) / static_cast<double>(all)) : 0);
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    const uint64_t elements = shard(u);
+    if (elements == 0 || elements > left || !spread.next(elements)) continue;
+    kept_[u] = true;
+    left -= elements;
+  }
 }
 
 // ---- sizes and allocation ----------------------------------------------------------------------------------------
@@ -44,10 +69,38 @@ uint64_t Weights::whole_bytes() const {
   return bytes;
 }
 
-uint64_t Weights::shard_bytes() const {
+uint64_t Weights::shard_bytes(TierKind kind) const {
   uint64_t bytes = 0;
-  for (uint32_t u = 0; u < slots_.size(); ++u) bytes += sharded(u) ? layout_.units[u].shard_bytes : 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    if (sharded(u) && tier(u).kind() == kind) bytes += layout_.units[u].shard_bytes;
+  }
   return bytes;
+}
+
+Weights::Reads Weights::reads() const {
+  uint64_t largest = 0, widest = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    if (addressable(u)) continue;
+    largest = std::max(largest, layout_.units[u].shard_bytes);
+    for (const Segment& s : layout_.units[u].segments) widest = std::max(widest, dtype_size(s.dtype));
+  }
+  if (largest == 0) return {};
+  const OffloadParamSettings& given = settings_.offload_param;
+  const uint64_t elements = given.buffer_size > 0 ? static_cast<uint64_t>(given.buffer_size) : kReadElements;
+  const uint64_t bytes = elements / kShardElements * kShardElements * widest;
+  return {static_cast<uint64_t>(given.buffer_count), std::min(bytes, largest)};
+}
+
+void Weights::add_to(Plan* plan, bool pins) const {
+  const bool streams = device_.is_asynchronous();
+  plan->add("whole weights", kDeviceTier, whole_bytes());
+  for (TierKind kind : {kDeviceTier, kCpuTier, kNvmeTier}) {
+    plan->add("weight shards", kind, shard_bytes(kind), pins && kind == kCpuTier);
+  }
+  plan->add("weight slabs", kDeviceTier, slab_bytes());
+  plan->add("weight shard staging", kDeviceTier, staging_bytes());
+  plan->add("weight shard buffers", streams ? kCpuTier : kDeviceTier, reads().count * reads().bytes, streams);
+  plan->add("copies of check_weights", kCpuTier, copy_bytes());
 }
 
 // Every sharded unit at once, or max_live_parameters of them plus the largest: room for first fit to place a unit
@@ -98,14 +151,14 @@ Status Weights::check_limits() const {
   return Ok();
 }
 
-Status Weights::allocate() {
+Status Weights::allocate(const std::vector<int>& cpus) {
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     const Unit& unit = layout_.units[u];
     Slot& slot = slots_[u];
     const uint64_t bytes = sharded(u) ? unit.shard_bytes : unit.full_bytes;
     const std::string label = "weights of " + unit.name;
     if (sharded(u) && offloaded()) {
-      STRATA_RETURN_IF_ERROR(tier_.alloc(bytes, label, &slot.region));
+      STRATA_RETURN_IF_ERROR(tier(u).alloc(bytes, label, &slot.region));
     } else {
       STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, bytes, &slot.memory).during(label));
     }
@@ -113,6 +166,10 @@ Status Weights::allocate() {
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, slab_bytes(), &slabs_).during("slabs"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, staging_bytes(), &staging_).during("shard staging"));
   if (check_writes_) STRATA_RETURN_IF_ERROR(guard_.allocate(copy_bytes()));
+  if (const auto [count, bytes] = reads(); count > 0) {
+    reader_ = std::make_unique<ShardReader>(device_, tiers_.offload, deadline_, trace_);
+    STRATA_RETURN_IF_ERROR(reader_->allocate(count, bytes, cpus));
+  }
   arena_ = Arena(slab_bytes());
   uint64_t all = 0;
   std::vector<uint64_t> places;
@@ -144,28 +201,30 @@ Status Weights::fetch(uint32_t unit, const strata_stream* stream) {
   order_.fetched(unit);
   prefetch();
   for (uint32_t u : set) {
-    Status status = wait(u, stream);
-    if (!status.ok()) {
-      for (uint32_t v : set) --slots_[v].refs;
-      return status;
-    }
-    if (check_writes_ && slots_[u].refs == 1) {
-      STRATA_RETURN_IF_ERROR(wait(u, nullptr));
-      STRATA_RETURN_IF_ERROR(guard_.remember(copy_place(u), full_buffer(u), slots_[u].full_bytes));
-    }
+    const Status status = queue_.or_fail(bring(u, stream));
+    if (status.ok()) continue;
+    for (uint32_t v : set) --slots_[v].refs;
+    return status;
   }
   ++host_refs_[unit];
   ++fetched_;
   return Ok();
 }
 
+Status Weights::bring(uint32_t unit, const strata_stream* stream) {
+  STRATA_RETURN_IF_ERROR(wait(unit, stream));
+  if (!check_writes_ || slots_[unit].refs != 1) return Ok();
+  STRATA_RETURN_IF_ERROR(wait(unit, nullptr));
+  return guard_.remember(copy_place(unit), full_buffer(unit), slots_[unit].full_bytes);
+}
+
 Status Weights::release(uint32_t unit, const strata_stream* stream) {
   if (host_refs_[unit] == 0) {
     return {STRATA_FAILED_PRECONDITION, "unit \"" + layout_.units[unit].name + "\" is released but was not fetched"};
   }
+  STRATA_RETURN_IF_ERROR(queue_.or_fail(note_use(unit, stream)));
   --host_refs_[unit];
   --fetched_;
-  STRATA_RETURN_IF_ERROR(note_use(unit, stream));
   release_one(unit);
   for (uint32_t u : layout_.units[unit].needs) release_one(u);
   return Ok();
@@ -351,9 +410,14 @@ void Weights::submit_gather(uint32_t unit) {
   op.kind = alone ? CommOp::Kind::kLocal : CommOp::Kind::kGather;
   char* full = full_buffer(unit);
   char* shard = from_tier ? (alone ? full : staging_.at(0)) : slot.memory.at(0);
-  if (from_tier) {
+  if (from_tier && addressable(unit)) {
+    op.prepare = [this, unit, shard, region = &slot.region](const strata_stream* stream) {
+      return tier(unit).to_device(*region, device_, shard, stream);
+    };
+  } else if (from_tier) {
+    reader_->expect(op.label, unit, slot.region, slot.updated);
     op.prepare = [this, shard, region = &slot.region](const strata_stream* stream) {
-      return tier_.to_device(*region, device_, shard, stream);
+      return reader_->bring(*region, shard, stream);
     };
   }
   for (uint32_t i = 0; i < u.segments.size() && !alone; ++i) {

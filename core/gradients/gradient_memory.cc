@@ -1,4 +1,4 @@
-#include "core/gradient_memory.h"
+#include "core/gradients/gradient_memory.h"
 
 #include <algorithm>
 #include <utility>
@@ -66,15 +66,41 @@ uint64_t GradientMemory::accumulator_bytes() const {
   return bytes;
 }
 
+uint64_t GradientMemory::sum_bytes(uint32_t unit) const {
+  uint64_t bytes = 0;
+  for (const Segment& s : layout_.units[unit].segments) {
+    if (s.trainable && plan_.adds_up() && places_.leaves_device(unit)) bytes += layout_.owned(s).size() * sizeof(float);
+  }
+  return bytes;
+}
+
+std::vector<uint64_t> GradientMemory::bytes_to_host_sums() const {
+  std::vector<uint64_t> bytes;
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    for (const Segment& s : layout_.units[u].segments) {
+      if (!s.trainable || !sums_on_host(u)) continue;
+      bytes.push_back(layout_.owned(s).size() * dtype_size(takes_as_sent(s) ? plan_.wire(s) : STRATA_F32));
+    }
+  }
+  return bytes;
+}
+
 uint64_t GradientMemory::arriving_bytes() const {
-  return device_.is_asynchronous() && plan_.micro_batches > 1 && !plan_.local ? owned_bytes(false) : 0;
+  uint64_t bytes = 0;
+  for (uint32_t u = 0; u < slots_.size(); ++u) bytes += sums_on_host(u) ? 0 : sum_bytes(u);
+  return bytes;
+}
+
+bool GradientMemory::uses_scratch(uint32_t unit) const {
+  const auto& segments = layout_.units[unit].segments;
+  const auto in_scratch = [this](const Segment& s) { return s.trainable && !takes_as_sent(s); };
+  return (plan_.adds_up() || !keeps(unit)) && std::any_of(segments.begin(), segments.end(), in_scratch);
 }
 
 uint64_t GradientMemory::scratch_bytes() const {
-  const bool adds = plan_.micro_batches > 1 && !plan_.local;
   uint64_t all = 0, largest = 0;
   for (uint32_t u = 0; u < slots_.size(); ++u) {
-    if (!adds && !places_.leaves_device(u)) continue;
+    if (!uses_scratch(u)) continue;
     all += layout_.units[u].trainable_elements;
     largest = std::max(largest, layout_.units[u].trainable_elements);
   }
@@ -169,8 +195,8 @@ void GradientMemory::place(const Blocks& blocks) {
       const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
       char** reduced = &at.reduced[places_.on_device(u) ? 1 : 0];
       slot.owned.push_back(count > 0 ? take(reduced, count * dtype_size(plan_.owned(s))) : nullptr);
-      slot.arriving.push_back(count > 0 && places_.leaves_device(u) ? take(&at.arriving, count * sizeof(float))
-                                                                    : nullptr);
+      const bool arrives = count > 0 && places_.leaves_device(u) && !sums_on_host(u);
+      slot.arriving.push_back(arrives ? take(&at.arriving, count * sizeof(float)) : nullptr);
       slot.accumulator.push_back(s.trainable && plan_.local ? take(&at.accumulators, s.elements * sizeof(float))
                                                             : nullptr);
     }

@@ -1,4 +1,4 @@
-#include "core/lender.h"
+#include "core/gradients/lender.h"
 
 #include <algorithm>
 #include <string>

@@ -1,5 +1,5 @@
 // gradient_memory.h - where gradients lie: unreduced ones, accumulators, what one reduction brings, this rank's reduced
-// slices, and their sums of squares.
+// slices and sums of them, and their sums of squares.
 //
 // Sizes are known before anything is allocated. What lies on the device is the engine's own or the host's (lender.h):
 // lent memory has addresses from a step's first gradient until the host's stream has waited for the update.
@@ -8,9 +8,9 @@
 
 #include <vector>
 
-#include "core/gradient_buffers.h"
+#include "core/gradients/gradient_buffers.h"
+#include "core/gradients/lender.h"
 #include "core/layout.h"
-#include "core/lender.h"
 #include "core/manifest/settings.h"
 #include "core/plan.h"
 #include "core/state_places.h"
@@ -27,8 +27,18 @@ struct GradientPlan {
     return local ? STRATA_F32 : s.dtype;
   }
   strata_dtype owned(const Segment& s) const { return micro_batches == 1 ? wire(s) : STRATA_F32; }
+  // Every micro-batch is reduced, and added to those before.
+  bool adds_up() const { return micro_batches > 1 && !local; }
   // Full accumulators are sent as they are, or first rounded to a narrower wire dtype.
   bool needs_wire_buffer(const Segment& s) const { return !local || wire(s) != STRATA_F32; }
+  static GradientPlan of(const Settings& settings) {
+    const ZeroSettings& zero = settings.zero_optimization;
+    GradientPlan plan;
+    plan.micro_batches = static_cast<int>(settings.gradient_accumulation_steps);
+    plan.local = plan.micro_batches > 1 && (zero.stage < 2 || zero.accumulate_locally);
+    plan.communication_dtype = settings.communication_data_type;
+    return plan;
+  }
 };
 
 class GradientMemory {
@@ -60,7 +70,7 @@ class GradientMemory {
   GradientBuffers& buffers() { return buffers_; }
   uint64_t buffer_bytes(uint32_t unit) const { return slots_[unit].buffer_bytes; }
   // Of a segment: in the unit's open buffer; full fp32 sums; the reduced slice, NULL where frozen; the same on the
-  // device, where that is elsewhere and micro-batches are added up; sums of squares of this rank's blocks.
+  // device, where that is elsewhere and micro-batches are added up there; sums of squares of this rank's blocks.
   char* wire(uint32_t unit, uint32_t segment) const { return buffers_.at(unit) + slots_[unit].wire[segment]; }
   char* accumulator(uint32_t unit, uint32_t segment) const { return slots_[unit].accumulator[segment]; }
   char* owned(uint32_t unit, uint32_t segment) const { return slots_[unit].owned[segment]; }
@@ -68,6 +78,18 @@ class GradientMemory {
   double* norm(uint32_t unit, uint32_t segment) const { return slots_[unit].norm[segment]; }
   // Room for one reduction's fp32 results.
   char* scratch() const { return blocks_.scratch; }
+  // Micro-batches are added up in host memory, in owned().
+  bool sums_on_host(uint32_t unit) const {
+    return plan_.adds_up() && places_.leaves_device(unit) && !places_.sums_on_device(unit);
+  }
+  // A rank alone receives what it sent, and needs no other place for it: it is added as it is, or is what would arrive.
+  bool takes_as_sent(const Segment& s) const {
+    return layout_.world == 1 && (plan_.adds_up() || plan_.wire(s) == plan_.owned(s));
+  }
+  // Bytes of fp32 sums of a unit; 0: it has none, or keeps its state on the device. What the reductions of a
+  // micro-batch bring to sums in host memory.
+  uint64_t sum_bytes(uint32_t unit) const;
+  std::vector<uint64_t> bytes_to_host_sums() const;
   // All sums of squares of counted segments, or of copies.
   const double* norms(bool counted) const {
     return reinterpret_cast<const double*>(norms_.at(0)) + (counted ? 0 : norm_blocks(true));
@@ -93,8 +115,11 @@ class GradientMemory {
   uint64_t owned_bytes(bool on_device) const;
   uint64_t accumulator_bytes() const;
   uint64_t arriving_bytes() const;
+  bool uses_scratch(uint32_t unit) const;
   uint64_t scratch_bytes() const;
   uint64_t norm_bytes() const { return (norm_blocks(true) + norm_blocks(false)) * sizeof(double); }
+  // Reduced slices, or sums of them, have a place on the device.
+  bool keeps(uint32_t unit) const { return !places_.leaves_device(unit) || (plan_.adds_up() && !sums_on_host(unit)); }
   Status allocate_blocks(Blocks* blocks);
   Status allocate_offloaded(char** reduced);
   void place(const Blocks& blocks);

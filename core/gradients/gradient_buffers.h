@@ -31,8 +31,8 @@ class GradientBuffers {
   Status allocate(const Collective& collective, char** base);
   // Where the room is; NULL: nowhere. No buffer is open, and all reductions are over.
   void place(char* base);
-  // As many zeros as were asked for, or NULL.
-  const char* zeros() const { return room_.zeros > 0 ? base_ + room_.buffers : nullptr; }
+  // As many zeros as were asked for, or NULL. Never written.
+  char* zeros() const { return room_.zeros > 0 ? base_ + room_.buffers : nullptr; }
 
   bool is_open(uint32_t unit) const { return places_[unit].has_value(); }
   // Element addresses change with the next `open` of another unit.

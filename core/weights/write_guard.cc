@@ -1,4 +1,4 @@
-#include "core/write_guard.h"
+#include "core/weights/write_guard.h"
 
 #include <algorithm>
 #include <new>

@@ -1,13 +1,15 @@
-#include "core/gradients.h"
+#include "core/gradients/gradients.h"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace strata {
 
 Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
                      const Device& device, const Collective& collective, CommQueue& queue, const StatePlaces& places,
-                     const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender)
+                     const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender,
+                     const Device& host_device, const std::vector<int>& cpus)
     : registry_(registry),
       layout_(layout),
       settings_(settings),
@@ -18,6 +20,7 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
       trace_(trace),
       slots_(layout.units.size()),
       memory_(layout, settings, plan, device, collective, queue, places, trace, lender),
+      host_sums_(layout, device, host_device, trace, cpus),
       contributions_(registry.params.size()),
       last_fold_(registry.params.size()),
       unit_closed_(registry.units.size()),
@@ -30,13 +33,22 @@ Gradients::Gradients(const Registry& registry, const Layout& layout, const ZeroS
   if (layout.resident >= 0 && trainable(static_cast<uint32_t>(layout.resident))) {
     order_.push_back(static_cast<uint32_t>(layout.resident));
   }
+  uint64_t all = 0;
+  for (const Unit& unit : layout.units) all += unit.trainable_elements;
+  asks_ = may_overflow_ = layout.world > 1 && all > memory_.waiting_limit();
 }
 
 Gradients::~Gradients() { (void)settle_writers(); }
 
+void Gradients::add_to(Plan* plan, bool pins) const {
+  memory_.add_to(plan, pins);
+  HostSums::add_to(plan, memory_.bytes_to_host_sums());
+}
+
 Status Gradients::allocate() {
   STRATA_RETURN_IF_ERROR(completing_.create(device_, 0, trace_.add_stream("completing", trace_.host)));
-  return memory_.allocate();
+  STRATA_RETURN_IF_ERROR(memory_.allocate());
+  return host_sums_.allocate(memory_.bytes_to_host_sums());
 }
 
 Status Gradients::borrow(const strata_stream* stream) {
@@ -78,14 +90,25 @@ Status Gradients::check(uint32_t param, const strata_tensor& grad) const {
   return Ok();
 }
 
-// Everything that can be refused is, before anything is added: what is refused counts as not given.
+// Everything that can be refused is, before anything is added: what is refused counts as not given. An error later on
+// is this rank's end.
 Status Gradients::add(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream) {
   for (size_t i = 0; i < grads.size(); ++i) STRATA_RETURN_IF_ERROR(check(params[i], grads[i]));
   std::vector<Pending> given;
   for (size_t i = 0; i < grads.size(); ++i)
     given.push_back({registry_.params[params[i]].owner, grads[i].data, grads[i].dtype});
+  const Status room = find_room(given, stream);
+  if (room.code() == STRATA_RESOURCE_EXHAUSTED) return room;
+  STRATA_RETURN_IF_ERROR(queue_.or_fail(room));
+  return queue_.or_fail(take_in(given, stream));
+}
+
+Status Gradients::find_room(const std::vector<Pending>& given, const strata_stream* stream) {
   STRATA_RETURN_IF_ERROR(borrow(stream));
-  if (settings_.contiguous_gradients) STRATA_RETURN_IF_ERROR(make_room(given));
+  return settings_.contiguous_gradients ? make_room(given) : Ok();
+}
+
+Status Gradients::take_in(const std::vector<Pending>& given, const strata_stream* stream) {
   for (const Pending& g : given) STRATA_RETURN_IF_ERROR(take_turn(slot_of(g), stream));
   if (settings_.contiguous_gradients) STRATA_RETURN_IF_ERROR(fold(given, stream));
   for (const Pending& g : given) {
@@ -129,6 +152,12 @@ Status Gradients::make_room(const std::vector<Pending>& given) {
   return Ok();
 }
 
+uint64_t Gradients::fp32_sum_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [owner, sum] : sums_) bytes += sum.bytes();
+  return bytes;
+}
+
 // What make_room found room for.
 Status Gradients::fold(const std::vector<Pending>& given, const strata_stream* stream) {
   if (!plan().local) STRATA_RETURN_IF_ERROR(buffers().before(stream));
@@ -149,7 +178,7 @@ Status Gradients::fold_one(const Pending& given, const strata_stream* stream) {
   if (last_fold_[given.param] == fold_launch_) STRATA_RETURN_IF_ERROR(launch_folds(stream));
   strata_dtype dtype = STRATA_F32;
   char* place = sum_of(owner, &dtype);
-  const uint32_t before = contributions_[given.param]++;
+  const uint32_t before = contributions_[given.param];
   if (before > 0 && dtype != STRATA_F32) {
     char* sum = sums_[given.param].at(0);
     if (before == 1) {
@@ -161,6 +190,7 @@ Status Gradients::fold_one(const Pending& given, const strata_stream* stream) {
   }
   folds_.push_back({sizeof(strata_fold_item), STRATA_ABI_MINOR, place, given.data, owner.numel, dtype, given.dtype,
                     before > 0 ? 1u : 0u, 0});
+  ++contributions_[given.param];
   last_fold_[given.param] = fold_launch_;
   return Ok();
 }
@@ -203,6 +233,10 @@ Status Gradients::unit_done(uint32_t unit) {
   if (unit_closed_[unit]) {
     return {STRATA_FAILED_PRECONDITION, "unit \"" + layout_.units[unit].name + "\" was declared done already"};
   }
+  return queue_.or_fail(close_unit(unit));
+}
+
+Status Gradients::close_unit(uint32_t unit) {
   filling_ = true;
   unit_closed_[unit] = 1;
   for (uint32_t fed : layout_.units[unit].feeds) {
@@ -227,10 +261,11 @@ Status Gradients::bound_waiting() {
 }
 
 Status Gradients::mark_ready(uint32_t unit) {
+  STRATA_RETURN_IF_ERROR(note_written(slots_[unit]));
   slots_[unit].state = State::kReady;
   ready_order_.push_back(unit);
   waiting_elements_ += layout_.units[unit].trainable_elements;
-  return note_written(slots_[unit]);
+  return Ok();
 }
 
 Status Gradients::advance() {
@@ -260,6 +295,10 @@ Status Gradients::end_backward() {
     return {STRATA_FAILED_PRECONDITION, "strata_end_backward: all " + std::to_string(micro_) +
                                             " micro-batches of gradient_accumulation_steps are in, call strata_step"};
   }
+  return queue_.or_fail(end_micro_batch());
+}
+
+Status Gradients::end_micro_batch() {
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     if (!trainable(u) || slots_[u].state == State::kReady || launched_[u]) continue;
     STRATA_RETURN_IF_ERROR(mark_ready(u));
@@ -267,6 +306,11 @@ Status Gradients::end_backward() {
   STRATA_RETURN_IF_ERROR(advance());
   STRATA_RETURN_IF_ERROR(launch());
   ++micro_;
+  begin_micro_batch();
+  return Ok();
+}
+
+void Gradients::begin_micro_batch() {
   recorded_ = std::move(ready_order_);
   ready_order_.clear();
   waiting_elements_ = 0;
@@ -281,16 +325,47 @@ Status Gradients::end_backward() {
     slot.written = {};
   }
   if (!plan().local || micro_ == plan().micro_batches) std::fill(contributions_.begin(), contributions_.end(), 0);
-  return Ok();
 }
 
-// Ranks may have come to different places; the reductions of the whole step are what all of them can do alike.
+// Ranks may have come to different places. Where all send units in the order of the last step, the reductions of the
+// whole step are what they can do alike. Else they ask each other before every reduction, and none is done any more.
 Status Gradients::drop() {
   for (Slot& slot : slots_) slot.pending.clear();  // the host's tensors may be gone
+  if (asks_) {
+    ask(true);
+    STRATA_RETURN_IF_ERROR(queue_.flush());
+    STRATA_RETURN_IF_ERROR(queue_.or_fail(settle_writers()));
+    bucket_.clear();
+    bucket_elements_ = 0;
+    std::vector<uint32_t> all(slots_.size());
+    std::iota(all.begin(), all.end(), 0);
+    buffers().hand_over(all, Work::ending_at({}));
+    micro_ = plan().micro_batches;
+    begin_micro_batch();
+    dropped_ = false;
+    queue_.forget_hash();
+  }
   while (micro_ < plan().micro_batches) STRATA_RETURN_IF_ERROR(end_backward());
   micro_ = 0;
   std::fill(used_.begin(), used_.end(), 0);
   return Ok();
+}
+
+// Nobody knows which unit another rank sends next while their order is not that of the last step, but this comes first.
+void Gradients::ask(bool drops) {
+  const auto world = static_cast<size_t>(layout_.world);
+  const auto said = std::make_shared<std::vector<uint64_t>>(world + 1, drops ? 1 : 0);
+  CommOp op;
+  op.kind = CommOp::Kind::kAgree;
+  op.tag = 8ull << 32;
+  op.label = drops ? "dropping of gradients" : "turn of a reduction";
+  op.exchange = {&(*said)[world], said->data(), sizeof(uint64_t)};
+  op.dropped = &dropped_;
+  op.then = [this, said, world](const strata_stream*) {
+    dropped_ = std::count(said->begin(), said->begin() + static_cast<std::ptrdiff_t>(world), 1u) > 0;
+    return Ok();
+  };
+  (void)queue_.submit(std::move(op));
 }
 
 // ---- reduction ---------------------------------------------------------------------------------------------------
@@ -346,18 +421,17 @@ Status Gradients::launch() {
   bucket_.clear();
   bucket_elements_ = 0;
   for (uint32_t u : units) {
-    waiting_elements_ -= layout_.units[u].trainable_elements;
     const Span span(trace_.host, "complete", u, &trace_.timings.fold);
     completing_.mark(nullptr);
-    const Status status = complete(u).during("reduction of unit \"" + layout_.units[u].name + "\"");
+    STRATA_RETURN_IF_ERROR(complete(u).during("reduction of unit \"" + layout_.units[u].name + "\""));
     completing_.mark("complete", u);
-    if (status.ok()) continue;
-    queue_.fail(status);  // the other ranks wait for this reduction
-    return status;
+    waiting_elements_ -= layout_.units[u].trainable_elements;
   }
   if (plan().local && micro_ + 1 < plan().micro_batches) return Ok();
 
+  if (asks_) ask(false);
   CommOp op;
+  op.dropped = asks_ ? &dropped_ : nullptr;
   op.kind = layout_.stage == 0 ? CommOp::Kind::kAllReduce : CommOp::Kind::kReduceScatter;
   op.tag = (2ull << 32) | units.front();
   op.unit = units.front();
@@ -376,11 +450,8 @@ Status Gradients::launch() {
     for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
       const Segment& s = layout_.units[u].segments[i];
       if (!s.trainable) continue;
-      const char* in = is_absent(u)                  ? buffers().zeros()
-                       : plan().needs_wire_buffer(s) ? memory_.wire(u, i)
-                                                     : memory_.accumulator(u, i);
       const Landing& landing = landings.emplace_back(land(u, i, &scratch));
-      op.items.push_back(coll_item(in, plan().wire(s), landing.out, plan().owned(s), layout_.owned(s).size()));
+      op.items.push_back(coll_item(sent(u, i), plan().wire(s), landing.out, landing.dtype, layout_.owned(s).size()));
     }
   }
   op.then = [this, landings = std::move(landings), micro = micro_](const strata_stream* stream) {
@@ -394,16 +465,27 @@ Status Gradients::launch() {
   return reduced.before(nullptr, queue_.patience());
 }
 
+// What this rank brings to the reduction of a segment.
+char* Gradients::sent(uint32_t unit, uint32_t segment) {
+  if (is_absent(unit)) return buffers().zeros();
+  const bool rounds = plan().needs_wire_buffer(layout_.units[unit].segments[segment]);
+  return rounds ? memory_.wire(unit, segment) : memory_.accumulator(unit, segment);
+}
+
 // Where this micro-batch's reduction of a segment goes, and where the slice's sum is on the device.
-Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scratch) const {
-  const bool adds = !plan().local && micro_ > 0;
-  Landing landing{unit, segment, nullptr, memory_.arriving(unit, segment)};
+Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scratch) {
+  const Segment& s = layout_.units[unit].segments[segment];
+  Landing landing{unit, segment, nullptr, memory_.arriving(unit, segment), plan().owned(s)};
   if (!landing.sum && !leaves_device(unit)) landing.sum = memory_.owned(unit, segment);
-  if (adds || !landing.sum) {
-    landing.out = std::exchange(*scratch, *scratch + layout_.owned(segment_of(landing)).size() * sizeof(float));
+  if (landing.sum && !(plan().adds_up() && micro_ > 0)) {
+    landing.out = landing.sum;
+  } else if (memory_.takes_as_sent(s)) {
+    landing.out = sent(unit, segment);
+    landing.dtype = plan().wire(s);
+  } else {
+    landing.out = std::exchange(*scratch, *scratch + layout_.owned(s).size() * sizeof(float));
   }
   if (!landing.sum) landing.sum = landing.out;
-  if (!landing.out) landing.out = landing.sum;
   return landing;
 }
 
@@ -412,18 +494,39 @@ Gradients::Landing Gradients::land(uint32_t unit, uint32_t segment, char** scrat
 Status Gradients::arrive(const Landing& landing, int micro, const strata_stream* stream) {
   const Segment& s = segment_of(landing);
   const uint64_t count = layout_.owned(s).size(), bytes = count * dtype_size(plan().owned(s));
-  const bool last = micro + 1 == plan().micro_batches;
+  const bool last = micro + 1 == plan().micro_batches, leaves = leaves_device(landing.unit);
+  if (memory_.sums_on_host(landing.unit)) return arrive_on_host(landing, micro, stream);
   if (landing.out != landing.sum) {
     auto* sum = reinterpret_cast<float*>(landing.sum);
-    STRATA_RETURN_IF_ERROR(device_.accumulate(sum, landing.out, STRATA_F32, count, stream));
+    STRATA_RETURN_IF_ERROR(device_.accumulate(sum, landing.out, landing.dtype, count, stream));
   }
   if (last) STRATA_RETURN_IF_ERROR(square(landing, stream));
-  const bool leaves = leaves_device(landing.unit);
   if (!memory_.places().on_device(landing.unit) && (last || !leaves)) {
     strata::add(counters_.tier_write[kCpuTier], bytes);
   }
   if (!last || !leaves) return Ok();
   return device_.copy(memory_.owned(landing.unit, landing.segment), landing.sum, bytes, stream);
+}
+
+// The same where the sum is in host memory: this rank's own slice, as at every stage above 1.
+Status Gradients::arrive_on_host(const Landing& landing, int micro, const strata_stream* stream) {
+  const uint64_t count = layout_.owned(segment_of(landing)).size();
+  const bool last = micro + 1 == plan().micro_batches;
+  strata::add(counters_.tier_write[kCpuTier], count * dtype_size(landing.dtype));
+  return host_sums_.add({landing.unit, landing.out, landing.dtype, count,
+                         reinterpret_cast<float*>(memory_.owned(landing.unit, landing.segment)), micro == 0,
+                         last ? memory_.norm(landing.unit, landing.segment) : nullptr},
+                        stream, queue_.patience());
+}
+
+Status Gradients::wait_for_reductions() const {
+  STRATA_RETURN_IF_ERROR(queue_.wait_for_reductions());
+  return host_sums_.wait(trace_.collective, queue_.patience());
+}
+
+Status Gradients::flush() const {
+  STRATA_RETURN_IF_ERROR(queue_.flush());
+  return host_sums_.wait(trace_.host, queue_.patience());
 }
 
 // ---- norm --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@
 // views point into it; after an update at stage 1 or above the other ranks' slices are gathered once, in place, by the
 // first fetch. Or it is sharded (stage 3): the rank keeps its slice (on the device or in a tier) and a fetch gathers
 // all slices straight into a slab. The gathered flat buffer is the params: no copy out.
+// Where the tier of shards is no memory, units of up to `max_in_cpu` elements, spread over the order, have theirs in
+// host memory all the same; the others' are read by shard_reader.h.
 //
 //   sharded unit:   SHARDED --fetch/prefetch--> GATHERING --> LIVE (refs > 0) --release--> SHARDED or KEPT --> SHARDED
 //
@@ -20,11 +22,13 @@
 
 #include "core/arena.h"
 #include "core/comm_queue.h"
-#include "core/fetch_order.h"
 #include "core/layout.h"
 #include "core/manifest/settings.h"
+#include "core/plan.h"
 #include "core/tier.h"
-#include "core/write_guard.h"
+#include "core/weights/fetch_order.h"
+#include "core/weights/shard_reader.h"
+#include "core/weights/write_guard.h"
 
 namespace strata {
 
@@ -37,18 +41,21 @@ struct OwnedWeights {
 
 class Weights {
  public:
+  // Where shards lie: on the device, or in `offload`; `memory`: the tier of host memory beside one that is none, or
+  // NULL.
+  struct Tiers {
+    const Tier& offload;
+    const Tier* memory;
+  };
   // `check_writes`: remember what was fetched, for undo_write.
   Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-          CommQueue& queue, const Tier& tier, bool check_writes, Counters& counters, Trace& trace);
+          CommQueue& queue, const Tiers& tiers, bool check_writes, std::chrono::nanoseconds deadline,
+          Counters& counters, Trace& trace);
 
-  // Bytes of `allocate`, before it.
-  uint64_t whole_bytes() const;    // whole units, device
-  uint64_t shard_bytes() const;    // shards of sharded units, in the param tier
-  uint64_t slab_bytes() const;     // device
-  uint64_t staging_bytes() const;  // device: a shard on its way from the tier
-  uint64_t copy_bytes() const;     // host RAM: what check_weights compares with
-  Status check_limits() const;     // every unit fits into max_live_parameters
-  Status allocate();
+  // What allocate will take. `pins`: host memory of shards is page-locked.
+  void add_to(Plan* plan, bool pins) const;
+  Status check_limits() const;  // every unit fits into max_live_parameters
+  Status allocate(const std::vector<int>& cpus);
 
   Status fetch(uint32_t unit, const strata_stream* stream);
   Status release(uint32_t unit, const strata_stream* stream);
@@ -76,12 +83,13 @@ class Weights {
   // Where this rank's own elements lie (stage 0: the whole segment).
   OwnedWeights owned(uint32_t unit, uint32_t segment) const;
   // Whether owned() will have an address: known before anything is allocated.
-  bool addressable(uint32_t unit) const { return !sharded(unit) || tier_.addressable(); }
+  bool addressable(uint32_t unit) const { return !sharded(unit) || tier(unit).addressable(); }
   // Whether that address is device memory.
   bool on_device(uint32_t unit) const { return !sharded(unit) || !offloaded(); }
   // The full buffer of a whole unit's segment.
   char* whole(uint32_t unit, uint32_t segment) const;
-  const Tier& tier() const { return tier_; }
+  const Tier& tier(uint32_t unit) const { return kept_[unit] ? *tiers_.memory : tiers_.offload; }
+  const Tier& offload() const { return tiers_.offload; }
   // Weights of `unit` were written by hand on this rank's owned part: gather again at the next fetch.
   Status invalidate(uint32_t unit);
 
@@ -112,8 +120,20 @@ class Weights {
   };
 
   bool sharded(uint32_t unit) const { return !layout_.is_whole(unit) && layout_.units[unit].elements > 0; }
-  bool offloaded() const { return tier_.kind() != kDeviceTier; }
+  bool offloaded() const { return tiers_.offload.kind() != kDeviceTier; }
+  uint64_t whole_bytes() const;
+  uint64_t shard_bytes(TierKind tier) const;
+  uint64_t slab_bytes() const;
+  uint64_t staging_bytes() const;  // a shard on its way from the tier
+  uint64_t copy_bytes() const;     // what check_weights compares with
+  // Buffers between a tier that is no memory and the device.
+  struct Reads {
+    uint64_t count = 0, bytes = 0;
+  };
+  Reads reads() const;
+  void choose_kept();
   Status acquire(uint32_t unit);
+  Status bring(uint32_t unit, const strata_stream* stream);
   Status wait(uint32_t unit, const strata_stream* stream);
   Status note_use(uint32_t unit, const strata_stream* stream);
   std::vector<Work> uses_of_place(uint32_t unit);
@@ -134,10 +154,12 @@ class Weights {
   const Device& device_;
   const Collective& collective_;
   CommQueue& queue_;
-  const Tier& tier_;
+  const Tiers tiers_;
+  const std::chrono::nanoseconds deadline_;
   Counters& counters_;
   Trace& trace_;
   std::vector<Slot> slots_;
+  std::vector<bool> kept_;  // by unit: in tiers_.memory
   Memory slabs_, staging_;
   const bool check_writes_;
   WriteGuard guard_;
@@ -148,6 +170,7 @@ class Weights {
   std::vector<uint32_t> host_refs_;  // fetches per registered unit that were not released
   uint64_t fetched_ = 0;
   uint64_t live_elements_ = 0, prefetched_elements_ = 0;
+  std::unique_ptr<ShardReader> reader_;
 };
 
 }  // namespace strata

@@ -1,4 +1,4 @@
-#include "core/gradient_buffers.h"
+#include "core/gradients/gradient_buffers.h"
 
 #include <algorithm>
 #include <numeric>

@@ -7,7 +7,8 @@
 //
 // What is added where
 //   one micro-batch              wire dtype in the flat buffer -> sum in fp32 -> rounded once to the wire dtype
-//   several, stages 2 and 3      the same with an fp32 result, added to this rank's fp32 accumulator
+//   several, stages 2 and 3      the same with an fp32 result, added to this rank's fp32 sum: on the device, or, where
+//                                the optimizer state leaves it, in host memory (host_sums.h)
 //   several, stages 0 and 1, or  full fp32 accumulators on every rank, reduced once per step
 //   accumulate_locally
 // The first gradient of a param in a micro-batch is copied; from the second on the sum is kept in fp32 beside the
@@ -24,8 +25,9 @@
 #include <vector>
 
 #include "core/comm_queue.h"
-#include "core/gradient_memory.h"
-#include "core/weights.h"
+#include "core/gradients/gradient_memory.h"
+#include "core/gradients/host_sums.h"
+#include "core/weights/weights.h"
 
 namespace strata {
 
@@ -33,11 +35,13 @@ class Gradients {
  public:
   Gradients(const Registry& registry, const Layout& layout, const ZeroSettings& settings, GradientPlan plan,
             const Device& device, const Collective& collective, CommQueue& queue, const StatePlaces& places,
-            const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender);
+            const Weights& weights, Counters& counters, Trace& trace, const strata_lender* lender,
+            const Device& host_device, const std::vector<int>& cpus);
 
   // Waits for what the host's streams still write into gradient memory, which goes next.
   ~Gradients();
 
+  void add_to(Plan* plan, bool pins) const;
   Status allocate();
   const GradientMemory& memory() const { return memory_; }
   // `stream` waits for the last update of `unit`.
@@ -54,17 +58,26 @@ class Gradients {
   // The step takes the gradients: which registered units got any on this rank, and the order they became ready in.
   std::vector<uint8_t> take_used();
   std::vector<uint32_t> take_order();
-  void set_order(std::vector<uint32_t> order) { order_ = std::move(order); }
+  void set_order(std::vector<uint32_t> order) {
+    asks_ = may_overflow_ && order != order_;
+    order_ = std::move(order);
+  }
   // The update of `units` is under way.
   void begin_step(const std::vector<uint32_t>& units) {
     micro_ = 0;
     memory_.until_fetched(units);
   }
 
+  // Of fp32 sums beside the buffers. They come with the first param that gets several gradients in a micro-batch.
+  uint64_t fp32_sum_bytes() const;
   // This rank's reduced gradients of a segment, valid between the last reduction and the next step's first.
   const char* owned(uint32_t unit, uint32_t segment) const { return memory_.owned(unit, segment); }
   strata_dtype owned_dtype(const Segment& s) const { return plan().owned(s); }
   const GradientPlan& plan() const { return memory_.plan(); }
+  // Until all reductions so far have ended as sums and squares. Collective thread.
+  Status wait_for_reductions() const;
+  // The same for everything submitted so far. Host thread.
+  Status flush() const;
   // Sum of squares over this rank's own slices, added in a fixed order. Collective thread, when all reductions are
   // done.
   double norm_partial() const;
@@ -86,16 +99,21 @@ class Gradients {
     Marker written;
   };
 
-  // Where one reduction of a segment puts this rank's slice, and where the sum over micro-batches is.
+  // Where one reduction of a segment puts this rank's slice, in which dtype, and where the sum over micro-batches is.
   struct Landing {
     uint32_t unit, segment;
     char *out, *sum;  // device memory
+    strata_dtype dtype;
   };
   bool trainable(uint32_t unit) const { return layout_.units[unit].trainable_elements > 0; }
   // Nobody on this rank gave the unit a gradient, and it is reduced from zeros that lie ready.
   bool is_absent(uint32_t unit) { return !plan().local && buffers().zeros() && !buffers().is_open(unit); }
   GradientBuffers& buffers() { return memory_.buffers(); }
   Status borrow(const strata_stream* stream);
+  Status find_room(const std::vector<Pending>& given, const strata_stream* stream);
+  Status take_in(const std::vector<Pending>& given, const strata_stream* stream);
+  Status close_unit(uint32_t unit);
+  Status end_micro_batch();
   Status check(uint32_t param, const strata_tensor& grad) const;
   Slot& slot_of(const Pending& given) { return slots_[registry_.params[given.param].home]; }
   Status take_turn(Slot& slot, const strata_stream* stream);
@@ -107,6 +125,8 @@ class Gradients {
   Status settle_writers();
   Status open_buffer(uint32_t unit);
   Status bound_waiting();
+  void ask(bool drops);
+  void begin_micro_batch();
   Status mark_ready(uint32_t unit);
   Status note_written(Slot& slot);
   Status advance();
@@ -114,11 +134,13 @@ class Gradients {
   Status launch();
   Status complete(uint32_t unit);
   Status complete_segment(uint32_t unit, uint32_t segment);
-  Landing land(uint32_t unit, uint32_t segment, char** scratch) const;
+  char* sent(uint32_t unit, uint32_t segment);
+  Landing land(uint32_t unit, uint32_t segment, char** scratch);
   bool leaves_device(uint32_t unit) const { return memory_.places().leaves_device(unit); }
   const Segment& segment_of(const Landing& l) const { return layout_.units[l.unit].segments[l.segment]; }
   const Segment& segment_of(const Param& owner) const { return layout_.units[owner.home].segments[owner.segment]; }
   Status arrive(const Landing& landing, int micro, const strata_stream* stream);
+  Status arrive_on_host(const Landing& landing, int micro, const strata_stream* stream);
   Status square(const Landing& landing, const strata_stream* stream);
   Status find_nonfinite_in(uint32_t unit, uint32_t segment, int64_t* index) const;
 
@@ -133,6 +155,7 @@ class Gradients {
 
   std::vector<Slot> slots_;  // by layout unit
   GradientMemory memory_;
+  HostSums host_sums_;
   Stream completing_;                    // brings buffers into the state that is reduced
   std::map<uint32_t, Memory> sums_;      // fp32 sums of params with several gradients, by owner
   Marker sums_read_;                     // units completed before this point read their sums
@@ -149,6 +172,9 @@ class Gradients {
   std::vector<uint32_t> bucket_;
   uint64_t bucket_elements_ = 0;
   uint64_t waiting_elements_ = 0;  // of units that are done and not sent
+  bool may_overflow_ = false;      // there can be more of them than may wait
+  bool asks_ = false;              // before each reduction, whether a rank drops instead
+  bool dropped_ = false;           // one did. Collective thread
   int micro_ = 0;
   bool filling_ = false;
 };
