@@ -111,6 +111,7 @@ class Engine {
   void log_breakdown();
   void start_progress();
   std::unique_ptr<Trace> make_trace();
+  void warn_of_idle_disks() const;
   const Tier* kept_tier(const Tier& tier) const;
   std::vector<strata_optim_group> step_groups(const strata_step_args* args) const;
   Status step_max_norm(const strata_step_args* args, double* out) const;

@@ -183,10 +183,11 @@ Status Engine::make_plan() {
   gradients_->add_to(&plan_, pins);
   const uint64_t with = plan_.in(kDeviceTier), lent = lender_.lend ? with - own : 0;
   for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
-    plan_.add("optimizer state", tier, states_->bytes(tier), pins && tier == kCpuTier);
+    plan_.add("optimizer state", tier, states_->bytes(tier), pins && offload.split_update && tier == kCpuTier);
   }
   plan_.add("state staging", kDeviceTier, states_->visit_bytes(false));
   plan_.add("state staging (host side)", streams ? kCpuTier : kDeviceTier, states_->visit_bytes(true), streams);
+  plan_.add("weights between disk and device", kCpuTier, states_->bounce_bytes(), true);
   updater_->add_to(&plan_);
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
   plan_.add("tensor staging (host side)", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
@@ -207,6 +208,7 @@ Status Engine::make_plan() {
   for (const Tier* tier : {state_tier_.get(), weight_tier_.get()}) {
     if (tier->kind() == kNvmeTier) STRATA_RETURN_IF_ERROR(plan_.check_disk(tier->budget()));
   }
+  warn_of_idle_disks();
   return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
 }
 
@@ -257,6 +259,26 @@ std::string Engine::device_need() const {
 }
 
 // What the device did not say, or takes beside what it is asked for, shows here.
+// A tier that was asked for and holds nothing.
+void Engine::warn_of_idle_disks() const {
+  const ZeroSettings& zero = settings_.zero_optimization;
+  const auto on_disk = [this](const std::string& what) {
+    return std::any_of(plan_.items.begin(), plan_.items.end(),
+                       [&](const PlanItem& item) { return item.tier == kNvmeTier && item.what == what; });
+  };
+  if (zero.offload_param.device == OffloadDevice::kNvme && !on_disk("weight shards")) {
+    log(STRATA_LOG_WARN,
+        "no params are on disk: those that are not resident fit into "
+        "zero_optimization.offload_param.max_in_cpu = " +
+            std::to_string(zero.offload_param.max_in_cpu) + " elements of host memory");
+  }
+  if (zero.offload_optimizer.device == OffloadDevice::kNvme && !on_disk("optimizer state")) {
+    log(STRATA_LOG_WARN,
+        "no optimizer state is on disk: all of it fits into the budgets of "
+        "zero_optimization.offload_optimizer");
+  }
+}
+
 Status Engine::allocate() {
   const Status all = allocate_parts();
   if (all.code() != STRATA_RESOURCE_EXHAUSTED || !device_.is_asynchronous()) return all;
@@ -267,7 +289,7 @@ Status Engine::allocate_parts() {
   const MemoryNear near(settings_.bind_threads ? cores_.node : -1);
   STRATA_RETURN_IF_ERROR(weights_->allocate(bound_to_));
   STRATA_RETURN_IF_ERROR(gradients_->allocate());
-  STRATA_RETURN_IF_ERROR(states_->allocate());
+  STRATA_RETURN_IF_ERROR(states_->allocate(settings_.zero_optimization.offload_optimizer.split_update));
   STRATA_RETURN_IF_ERROR(updater_->allocate());
   STRATA_RETURN_IF_ERROR(trace_->allocate());
   return tensors_->allocate();

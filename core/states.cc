@@ -112,7 +112,8 @@ uint64_t States::visit_bytes(bool on_host) const {
   return largest;
 }
 
-Status States::allocate() {
+Status States::allocate(bool streamed) {
+  const uint32_t flags = streamed ? 0 : STRATA_REGION_HOST_ONLY;
   for (const bool on_host : {false, true}) {
     Memory* buffer = &visit_buffers_[on_host ? 1 : 0];
     STRATA_RETURN_IF_ERROR(memory_for_updates(on_host, visit_bytes(on_host), buffer).during("state staging"));
@@ -129,12 +130,12 @@ Status States::allocate() {
       for (uint32_t a = 0; a < layout.array_count; ++a) {
         const std::string label = s.name + " " + layout.arrays[a].name;
         const uint64_t size = layout.arrays[a].bytes_per_element, bytes = (owned - in_memory) * size;
-        STRATA_RETURN_IF_ERROR(tier.alloc(bytes, label, &arrays.rest.emplace_back()));
+        STRATA_RETURN_IF_ERROR(tier.alloc(bytes, label, &arrays.rest.emplace_back(), flags));
         if (tier.kind() == kDeviceTier && bytes > 0) {
           STRATA_RETURN_IF_ERROR(device_.zero(arrays.rest.back().address(), bytes));
         }
         if (in_memory == 0) continue;
-        STRATA_RETURN_IF_ERROR(places_.memory().alloc(in_memory * size, label, &arrays.kept.emplace_back()));
+        STRATA_RETURN_IF_ERROR(places_.memory().alloc(in_memory * size, label, &arrays.kept.emplace_back(), flags));
       }
     }
   }
@@ -283,16 +284,15 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     if (is_kept(piece)) piece.count = std::min(piece.count, kept(unit, segment) - piece.begin);
     std::vector<void*> arrays;
     std::vector<Work> done;
-    const auto wait = [&done] {
-      for (const Work& work : done) STRATA_RETURN_IF_ERROR(work.before(nullptr, std::chrono::nanoseconds(-1)));
-      done.clear();
-      return Ok();
+    // A transfer that was refused does not end those begun before it.
+    const auto wait = [&done](const Status& begun) {
+      const Status ended = wait_for_all(&done, std::chrono::nanoseconds(-1));
+      return begun.ok() ? ended : begun;
     };
     strata_optim_args args{};
     args.struct_size = sizeof(args);
     // What fn leaves alone of the piece must be stored back as it was.
-    STRATA_RETURN_IF_ERROR(load(piece, buffer.at(0), write, nullptr, &done));
-    STRATA_RETURN_IF_ERROR(wait());
+    STRATA_RETURN_IF_ERROR(wait(load(piece, buffer.at(0), write, nullptr, &done)));
     point(piece, buffer.at(0), &arrays, &args.weight);
     const uint64_t here = std::min(end, piece.begin + piece.count) - first;
     const strata_optim_span span = {first - piece.begin, here, 0, 0};
@@ -302,8 +302,7 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     args.weight_dtype = s.dtype;
     args.state = arrays.data();
     STRATA_RETURN_IF_ERROR(fn(args, first));
-    if (write) STRATA_RETURN_IF_ERROR(store(piece, buffer.at(0), nullptr, &done));
-    STRATA_RETURN_IF_ERROR(wait());
+    STRATA_RETURN_IF_ERROR(wait(write ? store(piece, buffer.at(0), nullptr, &done) : Ok()));
     first += here;
   }
   return Ok();

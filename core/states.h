@@ -33,7 +33,10 @@ class States {
   uint64_t bytes(TierKind tier) const;
   // Of buffers for `visit`, for state whose update runs on the host, or on the device.
   uint64_t visit_bytes(bool on_host) const;
-  Status allocate();
+  // Weights on disk that the device updates pass through this much host memory.
+  uint64_t bounce_bytes() const;
+  // `streamed`: the device updates some of what lies in host memory.
+  Status allocate(bool streamed);
 
   const StatePlaces& places() const { return places_; }
   const strata_optim_layout& layout_of(const Segment& s) const { return layouts_[static_cast<size_t>(s.dtype)]; }
@@ -107,7 +110,6 @@ class States {
                      std::vector<Work>* done) const;
   Status move_through_host(bool write, const Region& region, uint64_t offset, uint64_t bytes, char* here,
                            const strata_stream* stream) const;
-  uint64_t bounce_bytes() const;
 
   const Layout& layout_;
   const Device& device_;

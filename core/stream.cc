@@ -78,4 +78,14 @@ Status Work::before(const strata_stream* stream, std::chrono::nanoseconds patien
   return state_->end.before(stream);
 }
 
+Status wait_for_all(std::vector<Work>* work, std::chrono::nanoseconds patience) {
+  Status first;
+  for (const Work& each : *work) {
+    const Status status = each.before(nullptr, patience);
+    if (first.ok()) first = status;
+  }
+  work->clear();
+  return first;
+}
+
 }  // namespace strata

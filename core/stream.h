@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "core/backends.h"
 #include "core/trace.h"
@@ -79,5 +80,9 @@ class Work {
   };
   std::shared_ptr<State> state_;
 };
+
+// Waits for all of them, also behind one that failed: what they use must not go while one of them is under way. Takes
+// them out; the first failure.
+Status wait_for_all(std::vector<Work>* work, std::chrono::nanoseconds patience);
 
 }  // namespace strata

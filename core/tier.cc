@@ -49,7 +49,15 @@ uint64_t Tier::busy_ns() const {
   return offload_ && read_caps(offload_->api(), offload_->self(), &caps).ok() ? caps.busy_ns : 0;
 }
 
-Status Tier::alloc(uint64_t bytes, const std::string& label, Region* out) const {
+strata_status Tier::alloc_on_plugin(uint64_t bytes, uint32_t flags, const std::string& label,
+                                    strata_region* out) const {
+  const strata_offload_api* api = offload_->api();
+  strata_status code = STRATA_UNIMPLEMENTED;
+  if (flags != 0) code = api->alloc_for(offload_->self(), bytes, flags, label.c_str(), out);
+  return code == STRATA_UNIMPLEMENTED ? api->alloc(offload_->self(), bytes, label.c_str(), out) : code;
+}
+
+Status Tier::alloc(uint64_t bytes, const std::string& label, Region* out, uint32_t flags) const {
   Region r;
   r.bytes_ = bytes;
   if (bytes == 0) {
@@ -61,7 +69,7 @@ Status Tier::alloc(uint64_t bytes, const std::string& label, Region* out) const 
     r.tier_ = this;
     r.address_ = r.device_memory_.at(0);
   } else {
-    STRATA_RETURN_IF_ERROR(take_failure(offload_->api()->alloc(offload_->self(), bytes, label.c_str(), &r.id_)));
+    STRATA_RETURN_IF_ERROR(take_failure(alloc_on_plugin(bytes, flags, label, &r.id_)));
     r.tier_ = this;
     if (addressable_) {
       void* address = nullptr;

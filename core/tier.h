@@ -74,8 +74,8 @@ class Tier {
   // How long it has had transfers under way; 0 where that is not known.
   uint64_t busy_ns() const;
 
-  // Zeros on an offload plugin, anything on the device. `label` appears in errors.
-  Status alloc(uint64_t bytes, const std::string& label, Region* out) const;
+  // Zeros on an offload plugin, anything on the device. `label` appears in errors; `flags`: STRATA_REGION_*.
+  Status alloc(uint64_t bytes, const std::string& label, Region* out, uint32_t flags = 0) const;
   // Moves bytes; `done` NULL: done on return.
   Status read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
   Status write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer, strata_event* done) const;
@@ -91,6 +91,7 @@ class Tier {
 
  private:
   friend class Region;
+  strata_status alloc_on_plugin(uint64_t bytes, uint32_t flags, const std::string& label, strata_region* out) const;
   Status move(bool write, const Region& region, uint64_t offset, uint64_t bytes, void* buffer,
               strata_event* done) const;
 

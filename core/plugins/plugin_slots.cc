@@ -66,6 +66,10 @@ strata_status STRATA_CALL no_map(strata_offload*, strata_region, void** out) {
 
 strata_status STRATA_CALL no_register_memory(strata_offload*, void*, uint64_t) { return STRATA_OK; }
 void STRATA_CALL no_unregister_memory(strata_offload*, void*) {}
+strata_status STRATA_CALL no_alloc_for(strata_offload*, uint64_t, uint32_t, const char*, strata_region* out) {
+  *out = 0;
+  return unimplemented("this tier makes all regions alike (alloc_for)");
+}
 
 strata_status STRATA_CALL no_split(strata_comm*, int32_t, int32_t, const strata_coll_args*, strata_comm** out) {
   if (out) *out = nullptr;
@@ -141,13 +145,13 @@ Interface collective() {
 
 Interface offload() {
   using T = strata_offload_api;
-  return {
-      STRATA_OFFLOAD,
-      END_OF(T, write),
-      sizeof(T),
-      {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
-       OPTIONAL(T, map, no_map, 0), REQUIRED(T, read), REQUIRED(T, write),
-       OPTIONAL(T, register_memory, no_register_memory, 1), OPTIONAL(T, unregister_memory, no_unregister_memory, 1)}};
+  return {STRATA_OFFLOAD,
+          END_OF(T, write),
+          sizeof(T),
+          {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, caps), REQUIRED(T, alloc), REQUIRED(T, free),
+           OPTIONAL(T, map, no_map, 0), REQUIRED(T, read), REQUIRED(T, write),
+           OPTIONAL(T, register_memory, no_register_memory, 1), OPTIONAL(T, unregister_memory, no_unregister_memory, 1),
+           OPTIONAL(T, alloc_for, no_alloc_for, 0)}};
 }
 
 Interface optimizer() {

@@ -88,11 +88,11 @@ Status HostLane::end_unit(const UpdatePart& part, const UnitDoneFn& done) {
 }
 
 // Units whose weights are written; all of them, if it is to `wait`.
-Status HostLane::finish(const UnitDoneFn& done, bool wait_for_all) {
+Status HostLane::finish(const UnitDoneFn& done, bool to_the_end) {
   while (!endings_.empty()) {
     Ending& ending = endings_.front();
     const auto written = [](const Work& work) { return work.is_set(); };
-    if (!wait_for_all && !std::all_of(ending.writes.begin(), ending.writes.end(), written)) break;
+    if (!to_the_end && !std::all_of(ending.writes.begin(), ending.writes.end(), written)) break;
     STRATA_RETURN_IF_ERROR(wait(ending.writes));
     STRATA_RETURN_IF_ERROR(done(ending.position, Marker()));
     endings_.pop_front();
@@ -108,9 +108,7 @@ Status HostLane::wait_for_readers(const UpdatePart& part) const {
 
 Status HostLane::wait(std::vector<Work>& transfers) const {
   const Span span(trace_.update, "wait for transfers", kNoUnit, nullptr, !transfers.empty());
-  for (const Work& work : transfers) STRATA_RETURN_IF_ERROR(work.before(nullptr, deadline_));
-  transfers.clear();
-  return Ok();
+  return wait_for_all(&transfers, deadline_);
 }
 
 // Buffers must not be reused or freed while a transfer is under way.

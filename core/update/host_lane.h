@@ -70,7 +70,7 @@ class HostLane {
   Status update(const UpdatePart& part, char* buffer);
   Status write(const UpdatePart& part, Buffer& buffer);
   Status end_unit(const UpdatePart& part, const UnitDoneFn& done);
-  Status finish(const UnitDoneFn& done, bool wait_for_all);
+  Status finish(const UnitDoneFn& done, bool to_the_end);
   Status wait(std::vector<Work>& transfers) const;
   Status wait_for_readers(const UpdatePart& part) const;
   Status drain(Status status);

@@ -41,6 +41,15 @@ strata_status STRATA_CALL offload_alloc(strata_offload* self, uint64_t bytes, co
   return self->shim.call("alloc", bytes, [&] { return self->api->alloc(self->inner, bytes, label, out); });
 }
 
+// Rules and counts know it as "alloc", which it is whatever the wrapped tier makes of the flags.
+strata_status STRATA_CALL offload_alloc_for(strata_offload* self, uint64_t bytes, uint32_t flags, const char* label,
+                                            strata_region* out) {
+  return self->shim.call("alloc", bytes, [&] {
+    const strata_status code = self->api->alloc_for(self->inner, bytes, flags, label, out);
+    return code == STRATA_UNIMPLEMENTED ? self->api->alloc(self->inner, bytes, label, out) : code;
+  });
+}
+
 void STRATA_CALL offload_free(strata_offload* self, strata_region region) {
   self->shim.call_void("free", [&] { self->api->free(self->inner, region); });
 }
@@ -103,6 +112,7 @@ const strata_offload_api offload_table = {
     offload_write,
     offload_register_memory,
     offload_unregister_memory,
+    offload_alloc_for,
 };
 
 }  // namespace strata::fault

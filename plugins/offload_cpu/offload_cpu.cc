@@ -82,8 +82,14 @@ strata_status STRATA_CALL offload_caps(strata_offload* self, strata_offload_caps
   return STRATA_OK;
 }
 
+strata_status STRATA_CALL offload_alloc_for(strata_offload* self, uint64_t bytes, uint32_t flags, const char* label,
+                                            strata_region* out) {
+  const bool may_pin = (flags & STRATA_REGION_HOST_ONLY) == 0;
+  return guard(self->host, "offload_cpu alloc", [&] { return self->regions.make(bytes, may_pin, label, out); });
+}
+
 strata_status STRATA_CALL offload_alloc(strata_offload* self, uint64_t bytes, const char* label, strata_region* out) {
-  return guard(self->host, "offload_cpu alloc", [&] { return self->regions.make(bytes, label, out); });
+  return offload_alloc_for(self, bytes, 0, label, out);
 }
 
 void STRATA_CALL offload_free(strata_offload* self, strata_region region) {
@@ -152,6 +158,7 @@ const strata_offload_api offload_table = {
     offload_write,
     nullptr,  // register_memory: copies between memory gain nothing by it
     nullptr,
+    offload_alloc_for,
 };
 
 const void* STRATA_CALL get_interface(const char* id) {

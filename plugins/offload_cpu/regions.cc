@@ -30,7 +30,7 @@ Regions::~Regions() {
   for (const auto& [id, region] : regions_) release(region);
 }
 
-strata_status Regions::make(uint64_t bytes, const char* label, strata_region* out) {
+strata_status Regions::make(uint64_t bytes, bool may_pin, const char* label, strata_region* out) {
   Region region;
   region.bytes = bytes;
   region.label = label ? label : "unnamed";
@@ -42,7 +42,7 @@ strata_status Regions::make(uint64_t bytes, const char* label, strata_region* ou
                     std::to_string(in_use) + " of the budget of " + std::to_string(budgets_.bytes) +
                     " used (option budget_bytes)");
   }
-  if (strata_status code = allocate(&region)) return code;
+  if (strata_status code = allocate(&region, may_pin)) return code;
   clear(&region);
 
   std::lock_guard lock(mutex_);
@@ -96,8 +96,8 @@ uint64_t Regions::pinned() const {
   return pinned_;
 }
 
-strata_status Regions::allocate(Region* region) {
-  if (budgets_.pin) {
+strata_status Regions::allocate(Region* region, bool may_pin) {
+  if (budgets_.pin && may_pin) {
     if (strata_status code = try_pinned(region)) return code;
     if (region->data) return STRATA_OK;
   }

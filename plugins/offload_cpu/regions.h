@@ -2,8 +2,8 @@
 //
 // A region is page-locked memory of the device plugin, or ordinary memory. Which of the two is settled when it is
 // made: page-locked when that is asked for, fits the pinned budget and the device agrees; ordinary otherwise, which
-// is said once per instance, with numbers. Budgets count the bytes asked for. `used` never exceeds the budget and
-// `pinned` never exceeds the pinned budget, at any moment.
+// is said once per instance, with numbers, unless no device would copy from it. Budgets count the bytes asked for.
+// `used` never exceeds the budget and `pinned` never exceeds the pinned budget, at any moment.
 //
 // Threads: `make` and `drop` come from one caller at a time; `find` and the counters may run beside them.
 #pragma once
@@ -38,7 +38,7 @@ class Regions {
   ~Regions();
   Regions(const Regions&) = delete;
 
-  strata_status make(uint64_t bytes, const char* label, strata_region* out);
+  strata_status make(uint64_t bytes, bool may_pin, const char* label, strata_region* out);
   void drop(strata_region id);
   // Copies the description out, so that it holds without the lock; the bytes live until drop.
   bool find(strata_region id, Region* out) const;
@@ -48,7 +48,7 @@ class Regions {
   uint64_t budget() const { return budgets_.bytes; }
 
  private:
-  strata_status allocate(Region* region);
+  strata_status allocate(Region* region, bool may_pin);
   strata_status try_pinned(Region* region);
   void warn_once(const Region& region, const std::string& reason);
   void clear(Region* region) const;

@@ -283,6 +283,7 @@ const strata_offload_api offload_table = {
     offload_write,
     offload_register_memory,
     offload_unregister_memory,
+    nullptr,  // alloc_for: nothing of it is memory
 };
 
 const void* STRATA_CALL get_interface(const char* id) {

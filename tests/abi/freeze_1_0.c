@@ -502,6 +502,7 @@ FIELD(strata_device_api, marker_elapsed, 200, strata_status (STRATA_CALL *)(stra
 
 /* iface/offload.h */
 VALUE(STRATA_OFFLOAD_ADDRESSABLE, 1u);
+VALUE(STRATA_REGION_HOST_ONLY, 1u);
 TEXT(STRATA_OFFLOAD, "strata.offload/1");
 ALIAS(strata_region, uint64_t);
 SIZE(strata_offload_caps, 56);
@@ -522,7 +523,7 @@ FIELD(strata_io_args, region, 8, strata_region);
 FIELD(strata_io_args, offset, 16, uint64_t);
 FIELD(strata_io_args, bytes, 24, uint64_t);
 FIELD(strata_io_args, buffer, 32, void *);
-SIZE(strata_offload_api, 88);
+SIZE(strata_offload_api, 96);
 FIELD(strata_offload_api, struct_size, 0, uint32_t);
 FIELD(strata_offload_api, abi_minor, 4, uint32_t);
 FIELD(strata_offload_api, open, 8, strata_status (STRATA_CALL *)(const strata_open_args *args, strata_offload * *out));
@@ -535,6 +536,7 @@ FIELD(strata_offload_api, read, 56, strata_status (STRATA_CALL *)(strata_offload
 FIELD(strata_offload_api, write, 64, strata_status (STRATA_CALL *)(strata_offload *self, const strata_io_args *args, strata_event *done));
 FIELD(strata_offload_api, register_memory, 72, strata_status (STRATA_CALL *)(strata_offload *self, void *address, uint64_t bytes));
 FIELD(strata_offload_api, unregister_memory, 80, void (STRATA_CALL *)(strata_offload *self, void *address));
+FIELD(strata_offload_api, alloc_for, 88, strata_status (STRATA_CALL *)(strata_offload *self, uint64_t bytes, uint32_t flags, const char *label, strata_region *out));
 
 /* iface/optimizer.h */
 VALUE(STRATA_OPTIM_MAX_ARRAYS, 8u);

@@ -139,6 +139,21 @@ TEST_F(OffloadCpu, PinsWithinItsBudgetAndWarnsOnceBeyond) {
   EXPECT_EQ(device.blocks(), 0u);
 }
 
+TEST_F(OffloadCpu, DoesNotPinWhatNoDeviceCopies) {
+  ASSERT_EQ(tier.open(Options().set("pin_memory", true).set("pinned_budget_bytes", int64_t(2 * kMiB)), &device.table,
+                      device.self()),
+            STRATA_OK);
+  strata_region region = 0;
+  for (int i = 0; i < 3; ++i) {  // nor does it use up the budget, or warn
+    ASSERT_EQ(tier.api->alloc_for(tier.self, 2 * kMiB, STRATA_REGION_HOST_ONLY, "layer3 exp_avg", &region), STRATA_OK);
+  }
+  EXPECT_EQ(device.most(), 0u);
+  EXPECT_EQ(tier.caps().used_bytes, 6 * kMiB);
+  ASSERT_EQ(tier.api->alloc_for(tier.self, 2 * kMiB, 0, "gradients", &region), STRATA_OK);
+  EXPECT_EQ(device.pinned(), 2 * kMiB);
+  EXPECT_TRUE(warnings().empty());
+}
+
 TEST_F(OffloadCpu, PinnedBudgetZeroPinsNothing) {
   ASSERT_EQ(tier.open(Options().set("pin_memory", true).set("pinned_budget_bytes", 0), &device.table, device.self()),
             STRATA_OK);

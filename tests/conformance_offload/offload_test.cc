@@ -142,6 +142,24 @@ TEST_P(Offload, CountsBytesExactly) {
   EXPECT_EQ(tier.caps().used_bytes, 0u);
 }
 
+// Hints change nothing that a caller sees, also those of a later version.
+TEST_P(Offload, MakesTheSameRegionsWithHints) {
+  if (!STRATA_HAS(tier.api, strata_offload_api, alloc_for) || !tier.api->alloc_for) {
+    GTEST_SKIP() << "it makes all regions alike";
+  }
+  uint64_t used = 0;
+  for (const uint32_t flags : {0u, uint32_t{STRATA_REGION_HOST_ONLY}, UINT32_MAX}) {
+    strata_region region = 0;
+    ASSERT_EQ(tier.api->alloc_for(tier.self, 8192, flags, "layer3 exp_avg", &region), STRATA_OK) << flags;
+    EXPECT_EQ(tier.caps().used_bytes, used += 8192);
+    std::vector<char> data(8192, 'x');
+    ASSERT_EQ(tier.read(region, 0, data.data(), 8192), STRATA_OK);
+    EXPECT_EQ(std::count(data.begin(), data.end(), 0), 8192);
+    EXPECT_EQ(tier.api->alloc_for(tier.self, 0, flags, "empty unit", &region), STRATA_INVALID_ARGUMENT);
+    EXPECT_THAT(reason(STRATA_INVALID_ARGUMENT), HasSubstr("empty unit"));
+  }
+}
+
 // Time under way is never more than what the caller waited, and none passes between transfers.
 TEST_P(Offload, KeepsHowLongItWasBusyOrSaysNothing) {
   constexpr uint64_t kBytes = 8 << 20;

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <mutex>
 #include <random>
 
+#include "core/plan.h"
 #include "strata/draft/fault_control.h"
 #include "tests/train/by_hand.h"
 
@@ -311,6 +314,75 @@ TEST(MemoryPlan, IsWhatIsAllocated) {
           expect_the_plan(t);
         }
       }
+    }
+  }
+}
+
+// What offload_cpu and the engine page-locked up to the first step, and what the line of that step says of it.
+struct Pinned {
+  uint64_t bytes = 0;
+  std::string said;
+  std::map<std::string, uint64_t> planned;  // of host memory
+};
+
+Pinned pinned_of(Trial t) {
+  static int serial = 0;
+  const std::string job = "pinned-" + std::to_string(serial++);
+  t.gpu = "gpu_sim";
+  t.overrides.insert(t.overrides.end(), {"plugins.device=fault", "steps_per_print=1", "log_level=info"});
+  t.manifest_extra = "[plugin.fault]\nwraps = \"gpu_sim\"\ntag = \"" + job + "\"\n";
+  std::mutex lock;
+  Pinned pinned;
+  t.log = [&](strata_log_level, const std::string& text) {
+    const std::lock_guard guard(lock);
+    const size_t end = text.find(" pinned; ");
+    if (end != text.npos) pinned.said = text.substr(text.rfind(", ", end) + 2, end - text.rfind(", ", end) - 2);
+  };
+  Gpu gpu(t.gpu, job, 0, 1, 0);
+  std::string error;
+  strata_engine* e = open_rank(t, job, 0, &error);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(build_model(e, t.model), "");
+  const void* table = nullptr;
+  EXPECT_EQ(strata_get_plugin_interface(e, "device", STRATA_FAULT_CONTROL, &table), STRATA_OK) << last();
+  pinned.bytes = static_cast<const strata_fault_control_api*>(table)->bytes_seen(job.c_str(), 0, "alloc_pinned");
+  std::vector<strata_plan_item> items(64);
+  uint64_t count = 0;
+  EXPECT_EQ(strata_get_plan(e, items.data(), items.size(), &count), STRATA_OK) << last();
+  for (uint64_t i = 0; i < count; ++i) {
+    if (items[i].tier == 1) pinned.planned[items[i].what] += items[i].bytes;
+  }
+  EXPECT_EQ(micro_batch(e, t.model, 1, 0, 0, UINT32_MAX, &gpu), "");
+  EXPECT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+  EXPECT_EQ(strata_wait(e), STRATA_OK) << last();
+  gpu.wait();
+  strata_close(e);
+  return pinned;
+}
+
+// State that the host alone works on is never copied by the device.
+TEST(MemoryPlan, PinMemoryLocksWhatTheDeviceCopies) {
+  load<strata_device_api>("fault", STRATA_DEVICE);
+  const std::string z = "zero_optimization.", o = z + "offload_optimizer.";
+  for (const bool split : {false, true}) {
+    for (const std::string params : {"none", "cpu"}) {
+      SCOPED_TRACE((split ? "split, params on " : "params on ") + params);
+      Trial t;
+      t.stage = 3;
+      t.model = vectors({40960, 8192, 20480}, STRATA_BF16);
+      t.overrides = {z + "param_persistence_threshold=10000", o + "split_update=" + (split ? "true" : "false")};
+      t.offload_optimizer = "cpu";
+      t.offload_param = params;
+      t.device_updates = split;
+      const Pinned plain = pinned_of(t);
+      t.overrides.push_back(o + "pin_memory=true");
+      const Pinned pinned = pinned_of(t);
+      EXPECT_EQ(pinned.said, size_text(pinned.bytes)) << "the plan";
+      std::map<std::string, uint64_t> planned = pinned.planned;
+      EXPECT_GT(planned["optimizer state"], 0u);
+      EXPECT_GT(planned["reduced gradients"], 0u);
+      EXPECT_EQ(pinned.bytes - plain.bytes,
+                planned["reduced gradients"] + planned["weight shards"] + (split ? planned["optimizer state"] : 0));
     }
   }
 }

@@ -270,6 +270,33 @@ TEST(Nvme, RefusesAPlanThatTheDisksCannotHold) {
   EXPECT_EQ(run(t).error, "");
 }
 
+TEST(Nvme, SaysWhenNothingIsOnDisk) {
+  DiskDir dir;
+  std::string lines;
+  Trial t = on_disk({}, dir.path);
+  t.stage = 3;
+  t.overrides = {kState + "nvme_path=" + dir.path, kParam + "device=nvme", kParam + "nvme_path=" + dir.path,
+                 "zero_optimization.param_persistence_threshold=0"};
+  t.log = [&](strata_log_level, const std::string& line) { lines += line + "\n"; };
+  ASSERT_EQ(run(t).error, "");
+  EXPECT_THAT(lines, AllOf(HasSubstr("no params are on disk"), HasSubstr("max_in_cpu = 1000000000")));
+  EXPECT_THAT(lines, testing::Not(HasSubstr("no optimizer state is on disk")));
+  lines.clear();
+  t.overrides.push_back(kParam + "max_in_cpu=0");
+  t.overrides.push_back(kState + "cpu_state_budget=1e9");
+  ASSERT_EQ(run(t).error, "");
+  EXPECT_THAT(lines, HasSubstr("no optimizer state is on disk"));
+  EXPECT_THAT(lines, testing::Not(HasSubstr("no params are on disk")));
+}
+
+TEST(Nvme, RefusesWhatHostMemoryCannotHold) {
+  DiskDir dir;
+  Trial t = on_disk({}, dir.path);
+  t.overrides.push_back("host_memory_limit=10000");
+  EXPECT_THAT(run(t).error, AllOf(HasSubstr("the plan needs"), HasSubstr("buffer_size"),
+                                  testing::Not(HasSubstr("move state to nvme"))));
+}
+
 TEST(Nvme, RefusesWhatCannotBe) {
   const auto refused = [](std::vector<std::string> overrides) {
     Trial t;

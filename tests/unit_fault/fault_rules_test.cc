@@ -122,6 +122,19 @@ TEST(FaultRules, PassesRegisteredMemoryOn) {
   EXPECT_EQ(control()->count(tag.c_str(), 0, "unregister_memory"), 1u);
 }
 
+// Whether what is wrapped knows hints or not, it is one call of alloc.
+TEST(FaultRules, PassesHintsOnAsAlloc) {
+  const string tag = unique("tag");
+  for (const string wraps : {"offload_cpu", "null"}) {
+    FaultTier tier({{"tag", tag + wraps}, {"wraps", wraps}, {"rules", string("alloc:3:fail=RESOURCE_EXHAUSTED")}});
+    strata_region region = 0;
+    EXPECT_EQ(tier.api->alloc_for(tier.self, 8, STRATA_REGION_HOST_ONLY, "x", &region), STRATA_OK) << wraps;
+    EXPECT_NE(region, 0u);
+    EXPECT_EQ(tier.api->alloc_for(tier.self, 8, STRATA_REGION_HOST_ONLY, "x", &region), STRATA_RESOURCE_EXHAUSTED);
+    EXPECT_EQ(control()->bytes_seen((tag + wraps).c_str(), 0, "offload.alloc"), 24u);
+  }
+}
+
 TEST(FaultRules, PassesTheTimeUnderWayOn) {
   if (!std::filesystem::exists(this_build().directories[0] / "offload_nvme.so")) GTEST_SKIP() << "no offload_nvme";
   const DiskDir dir;

@@ -87,6 +87,9 @@ TEST_F(Plugins, OptionalSlotsHaveDefaults) {
   EXPECT_THAT(take_failure(STRATA_UNIMPLEMENTED).text(), HasSubstr("no address (map)"));
   EXPECT_EQ(table->register_memory(nullptr, &set, 4096), STRATA_OK) << "it is for speed only";
   table->unregister_memory(nullptr, &set);
+  strata_region region = 1;
+  EXPECT_EQ(table->alloc_for(nullptr, 4096, STRATA_REGION_HOST_ONLY, "x", &region), STRATA_UNIMPLEMENTED);
+  EXPECT_EQ(region, 0u);
 }
 
 TEST_F(Plugins, ADeviceWithoutStreamsIsOnTheCpu) {

@@ -19,6 +19,8 @@ typedef struct strata_offload strata_offload;
 typedef uint64_t strata_region; /* 0 is never a region */
 
 enum { STRATA_OFFLOAD_ADDRESSABLE = 1u }; /* map works */
+/* Of a region: no device copies from or to it, so that page-locking it would gain nothing. */
+enum { STRATA_REGION_HOST_ONLY = 1u };
 
 typedef struct strata_offload_caps {
   uint32_t struct_size;
@@ -75,6 +77,11 @@ typedef struct strata_offload_api {
   strata_status(STRATA_CALL* register_memory)(strata_offload* self, void* address, uint64_t bytes);
   /* `address` as it was registered. No transfer of that memory is under way. [control][open] */
   void(STRATA_CALL* unregister_memory)(strata_offload* self, void* address);
+
+  /* Optional (default: UNIMPLEMENTED; the caller then calls alloc). As alloc, with what is known of the region's use:
+   * STRATA_REGION_*. They are hints, and unknown ones are ignored. [control][open] */
+  strata_status(STRATA_CALL* alloc_for)(strata_offload* self, uint64_t bytes, uint32_t flags, const char* label,
+                                        strata_region* out);
 } strata_offload_api;
 
 STRATA_EXTERN_C_END
