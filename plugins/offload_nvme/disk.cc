@@ -109,12 +109,12 @@ void Disk::register_memory(void* memory, uint64_t bytes) {
                              error == ENOMEM ? "; RLIMIT_MEMLOCK" : "", "): transfers go without"));
 }
 
-uint64_t Disk::free_bytes() const {
+Disk::Room Disk::room() const {
   struct statvfs s {};
   if (calls().statvfs(directory_.path().c_str(), &s) != 0) {
     raise_errno(errno, "ask for free space of", directory_.path());
   }
-  return static_cast<uint64_t>(s.f_bavail) * s.f_frsize;
+  return {static_cast<uint64_t>(s.f_bavail) * s.f_frsize, s.f_fsid};
 }
 
 bool Disk::is_linked(const Segment& segment) const {

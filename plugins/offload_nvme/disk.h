@@ -50,7 +50,13 @@ class Disk {
   const std::string& path() const { return path_; }
   const io::DirectRule& rule() const { return rule_; }
   io::Queue& queue() { return *queue_; }
-  uint64_t free_bytes() const;  // of its file system
+  // What is free on its file system, and which one that is.
+  struct Room {
+    uint64_t free;
+    unsigned long file_system;
+  };
+  Room room() const;
+  uint64_t free_bytes() const { return room().free; }
 
   // Transfers of this memory, which stays until it is unregistered, cost less from now on, if the kernel allows.
   void register_memory(void* memory, uint64_t bytes);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -126,17 +127,21 @@ std::vector<double> shares_of(const Settings& s, const std::vector<Disk::Speed>&
   return shares;
 }
 
-// What fits: no disk takes more than its share. Ranks of a machine share the free space.
+// What fits: no file system takes more than the shares of the disks on it. Ranks of a machine share the free space.
 uint64_t budget_of(const Settings& s, const std::vector<std::unique_ptr<Disk>>& disks,
                    const std::vector<double>& shares, int32_t ranks) {
+  std::map<unsigned long, double> share_of;
+  for (size_t d = 0; d < disks.size(); ++d) share_of[disks[d]->room().file_system] += shares[d];
   uint64_t fits = UINT64_MAX;
   std::string tightest;
-  for (size_t d = 0; d < disks.size(); ++d) {
-    const double free = static_cast<double>(disks[d]->free_bytes() / static_cast<uint64_t>(std::max(ranks, 1)));
-    if (free / shares[d] >= static_cast<double>(fits)) continue;
-    fits = static_cast<uint64_t>(free / shares[d]);
-    tightest = join(disks[d]->path(), " has ", disks[d]->free_bytes(), " bytes free for ", std::max(ranks, 1),
-                    " rank(s) and a share of ", shares[d]);
+  for (const auto& disk : disks) {
+    const auto [bytes, file_system] = disk->room();
+    const double free = static_cast<double>(bytes / static_cast<uint64_t>(std::max(ranks, 1)));
+    const double share = share_of[file_system];
+    if (free / share >= static_cast<double>(fits)) continue;
+    fits = static_cast<uint64_t>(free / share);
+    tightest = join(disk->path(), " has ", bytes, " bytes free for ", std::max(ranks, 1), " rank(s) and a share of ",
+                    share, share_of.size() < disks.size() ? " (some paths are of one file system)" : "");
   }
   if (s.budget > fits) {
     raise(STRATA_RESOURCE_EXHAUSTED, "budget_bytes = ", s.budget, " and only ", fits, " bytes fit: ", tightest);

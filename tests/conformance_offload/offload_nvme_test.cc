@@ -275,6 +275,17 @@ TEST(OffloadNvme, RefusesAReadOnlyFileSystem) {
   EXPECT_THAT(reason(STRATA_PERMISSION_DENIED), AllOf(HasSubstr(disk.path), HasSubstr("Read-only file system")));
 }
 
+// Two directories of one file system have its room once.
+TEST(OffloadNvme, RoomIsThatOfTheFileSystem) {
+  DiskDir a, b;
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(a.path).set("probe_ms", 0)), STRATA_OK);
+  const auto alone = static_cast<double>(tier.caps().budget_bytes);
+  tier.close();
+  ASSERT_EQ(tier.open(at(a.path + ", " + b.path).set("probe_ms", 0)), STRATA_OK);
+  EXPECT_NEAR(static_cast<double>(tier.caps().budget_bytes) / alone, 1.0, 0.3);  // others write there, too
+}
+
 TEST(OffloadNvme, KeepsItsBudget) {
   DiskDir dir;
   Tier tier("offload_nvme");
