@@ -17,6 +17,7 @@ HostSums::Ring HostSums::ring_for(const std::vector<uint64_t>& sizes) {
   Ring ring;
   for (uint64_t size : sizes) ring.slot_bytes = std::max(ring.slot_bytes, std::min(size, kSlotBytes));
   ring.slot_bytes = round_up(ring.slot_bytes, kShardElements * sizeof(float));
+  if (ring.slot_bytes == 0) return ring;  // segments without elements
   for (uint64_t size : sizes) ring.slots += round_up(size, ring.slot_bytes) / ring.slot_bytes;
   ring.slots = std::min(ring.slots, kSlots);
   return ring;

@@ -500,6 +500,24 @@ TEST(HostSums, AnyFailingCallOfTheDeviceIsAnError) {
   }
 }
 
+// Nothing to add where trained params have no elements, of the model or of what the device leaves to the host.
+TEST(HostSums, OfNoElements) {
+  Trial t;
+  t.micro_batches = 2;
+  t.gpu = "gpu_sim";
+  t.offload_optimizer = "cpu";
+  Trial empty = t;
+  empty.stage = 2;
+  empty.model = vectors({0}, STRATA_BF16);
+  EXPECT_EQ(run(empty).error, "");
+  t.stage = 3;
+  t.device_updates = true;
+  for (const char* kept : {"device_state_budget=1e9", "ratio=0"}) {
+    t.overrides = {kOffload + kept, kZero + "param_persistence_threshold=0"};
+    EXPECT_EQ(run(t).error, "") << kept;
+  }
+}
+
 TEST(HostSums, NeedADeviceOfHostMemory) {
   EXPECT_THAT(run(with(of_five(1), {"plugins.host_device=gpu_sim"})).error,
               testing::HasSubstr("plugins.host_device = \"gpu_sim\" works on memory of a device"));

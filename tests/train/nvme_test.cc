@@ -177,6 +177,27 @@ TEST(Nvme, AFailingDiskEndsTheRunWithItsName) {
   failing("write:10:fail=DATA_LOSS", "write", true);
 }
 
+// Of several transfers into one buffer the first fails, at its call or in its event, and the others are late: the
+// engine goes, and its buffers with it, only when they have ended.
+TEST(Nvme, NothingIsUnderWayBehindAFailure) {
+  DiskDir dir;
+  for (const char* op : {"read", "write"}) {
+    for (int n = 1; n < 24; n += 2) {
+      const std::string at = op + std::string(":") + std::to_string(n),
+                        behind = op + (":" + std::to_string(n + 1) + "+");
+      for (const std::string& rules : {at + ":fail=DATA_LOSS", at + ":short, " + behind + ":late=20"}) {
+        Trial t = on_disk({}, dir.path);
+        t.stage = 2;
+        t.model = vectors({2048, 2048}, STRATA_F32);
+        t.overrides.push_back("plugins.offload_nvme=fault");
+        t.manifest_extra += "[plugin.fault]\nwraps = \"offload_nvme\"\nrules = \"" + rules + "\"\n";
+        EXPECT_THAT(run(t).error, HasSubstr(op)) << rules;
+        EXPECT_EQ(dir.entries(), 0u);
+      }
+    }
+  }
+}
+
 // What the engine plans in a tier, by name.
 std::map<std::string, uint64_t> plan_of(Trial t, int tier) {
   std::map<std::string, uint64_t> planned;
