@@ -145,11 +145,12 @@ void Transfers::by_buffer(bool write, const std::shared_ptr<Region>& region, uin
   if (!buffer_) {
     buffer_ = static_cast<char*>(host_memory::allocate(kBuffer));
     if (!buffer_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kBuffer, " bytes");
-    host_->log(
-        host_->ctx, STRATA_LOG_INFO, "offload_nvme",
-        join("\"", region->label, "\": ", bytes, " bytes at offset ", offset, " to or from memory at ",
-             static_cast<void*>(memory), " are no whole blocks of ", block_, "; such transfers are copied, and slower")
-            .c_str());
+    host_->log(host_->ctx, STRATA_LOG_INFO, "offload_nvme",
+               join("\"", region->label, "\": ", bytes, " bytes at offset ", offset, " to or from memory at ",
+                    static_cast<void*>(memory), " are no whole blocks of ", block_,
+                    " in memory aligned to them; such transfers, as of checkpoints, are "
+                    "copied, and slower")
+                   .c_str());
   }
   for (const uint64_t end = offset + bytes; offset < end;) {
     const uint64_t from = offset / block_ * block_;

@@ -198,6 +198,39 @@ TEST(Nvme, NothingIsUnderWayBehindAFailure) {
   }
 }
 
+// The update on disk is still under way when the checkpoint before it is loaded.
+TEST(Nvme, LoadsRightAfterAStep) {
+  DiskDir dir, root;
+  Trial t = on_disk({}, dir.path);
+  t.stage = 3;
+  t.world = 2;
+  for (const std::string& text :
+       {kParam + "device=nvme", kParam + "nvme_path=\"" + dir.path + "\"", kParam + "max_in_cpu=0",
+        kState + "buffer_size=2048", std::string("zero_optimization.param_persistence_threshold=50"),
+        std::string("plugins.offload_nvme=fault")}) {
+    t.overrides.push_back(text);
+  }
+  t.manifest_extra += "[plugin.fault]\nwraps = \"offload_nvme\"\nrules = \"write:1+:late=2\"\n";
+  t.body = [&](int rank, strata_engine* e) {
+    ASSERT_EQ(build_model(e, t.model), "");
+    const auto step = [&](int number) {
+      ASSERT_EQ(micro_batch(e, t.model, number, 0, rank, UINT32_MAX), "");
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    };
+    Result saved, loaded;
+    step(1);
+    ASSERT_EQ(strata_save(e, root.path.c_str(), "a"), STRATA_OK) << last();
+    ASSERT_EQ(collect(e, t.model, &saved), "");
+    step(2);
+    ASSERT_EQ(strata_load(e, root.path.c_str(), "a"), STRATA_OK) << last();
+    ASSERT_EQ(collect(e, t.model, &loaded), "");
+    EXPECT_TRUE(loaded == saved);
+    step(2);
+    EXPECT_EQ(strata_wait(e), STRATA_OK) << last();
+  };
+  EXPECT_EQ(run(t).error, "");
+}
+
 // What the engine plans in a tier, by name.
 std::map<std::string, uint64_t> plan_of(Trial t, int tier) {
   std::map<std::string, uint64_t> planned;
