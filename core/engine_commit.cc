@@ -259,24 +259,26 @@ std::string Engine::device_need() const {
 }
 
 // What the device did not say, or takes beside what it is asked for, shows here.
-// A tier that was asked for and holds nothing.
+// A disk that was asked for and holds nothing, and host memory that was given and keeps nothing.
 void Engine::warn_of_idle_disks() const {
   const ZeroSettings& zero = settings_.zero_optimization;
-  const auto on_disk = [this](const std::string& what) {
-    return std::any_of(plan_.items.begin(), plan_.items.end(),
-                       [&](const PlanItem& item) { return item.tier == kNvmeTier && item.what == what; });
+  const std::string param = "zero_optimization.offload_param.max_in_cpu = ",
+                    state = "zero_optimization.offload_optimizer.cpu_state_budget = ";
+  const auto warn = [this](OffloadDevice device, const std::string& what, const std::string& key, int64_t kept) {
+    if (device != OffloadDevice::kNvme) return;
+    const auto holds = [&](TierKind tier) {
+      const auto is_it = [&](const PlanItem& item) { return item.tier == tier && item.what == what; };
+      return std::any_of(plan_.items.begin(), plan_.items.end(), is_it);
+    };
+    if (!holds(kNvmeTier)) {
+      log(STRATA_LOG_WARN,
+          "no " + what + " on disk: all there is stays in memory (" + key + std::to_string(kept) + ")");
+    } else if (kept > 0 && !holds(kCpuTier)) {
+      log(STRATA_LOG_WARN, key + std::to_string(kept) + " keeps no " + what + ": it is less than the least part");
+    }
   };
-  if (zero.offload_param.device == OffloadDevice::kNvme && !on_disk("weight shards")) {
-    log(STRATA_LOG_WARN,
-        "no params are on disk: those that are not resident fit into "
-        "zero_optimization.offload_param.max_in_cpu = " +
-            std::to_string(zero.offload_param.max_in_cpu) + " elements of host memory");
-  }
-  if (zero.offload_optimizer.device == OffloadDevice::kNvme && !on_disk("optimizer state")) {
-    log(STRATA_LOG_WARN,
-        "no optimizer state is on disk: all of it fits into the budgets of "
-        "zero_optimization.offload_optimizer");
-  }
+  warn(zero.offload_param.device, "weight shards", param, zero.offload_param.max_in_cpu);
+  warn(zero.offload_optimizer.device, "optimizer state", state, zero.offload_optimizer.cpu_state_budget);
 }
 
 Status Engine::allocate() {

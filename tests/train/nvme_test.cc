@@ -333,14 +333,20 @@ TEST(Nvme, SaysWhenNothingIsOnDisk) {
                  "zero_optimization.param_persistence_threshold=0"};
   t.log = [&](strata_log_level, const std::string& line) { lines += line + "\n"; };
   ASSERT_EQ(run(t).error, "");
-  EXPECT_THAT(lines, AllOf(HasSubstr("no params are on disk"), HasSubstr("max_in_cpu = 1000000000")));
-  EXPECT_THAT(lines, testing::Not(HasSubstr("no optimizer state is on disk")));
+  EXPECT_THAT(lines, AllOf(HasSubstr("no weight shards on disk"), HasSubstr("max_in_cpu = 1000000000")));
+  EXPECT_THAT(lines, testing::Not(HasSubstr("no optimizer state on disk")));
   lines.clear();
   t.overrides.push_back(kParam + "max_in_cpu=0");
   t.overrides.push_back(kState + "cpu_state_budget=1e9");
   ASSERT_EQ(run(t).error, "");
-  EXPECT_THAT(lines, HasSubstr("no optimizer state is on disk"));
-  EXPECT_THAT(lines, testing::Not(HasSubstr("no params are on disk")));
+  EXPECT_THAT(lines, HasSubstr("no optimizer state on disk"));
+  EXPECT_THAT(lines, testing::Not(HasSubstr("weight shards on disk")));
+  lines.clear();
+  t.overrides.push_back(kParam + "max_in_cpu=10");
+  t.overrides.push_back(kState + "cpu_state_budget=10");
+  ASSERT_EQ(run(t).error, "");
+  EXPECT_THAT(lines, AllOf(HasSubstr("max_in_cpu = 10 keeps no weight shards"),
+                           HasSubstr("cpu_state_budget = 10 keeps no optimizer state")));
 }
 
 TEST(Nvme, RefusesWhatHostMemoryCannotHold) {
