@@ -26,17 +26,10 @@
 #include <thread>
 #include <vector>
 
-#include "strata/strata.h"
+#include "bench/engine/run.h"
 
+namespace strata::bench {
 namespace {
-
-void check(strata_status status, const char* what) {
-  if (status == STRATA_OK) return;
-  std::fprintf(stderr, "%s: %s\n", what, strata_last_error());
-  std::exit(1);
-}
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
@@ -61,87 +54,8 @@ void print(const char* name, double value, double target, const char* unit, cons
       name, value, target, unit, against, machine().c_str());
 }
 
-// Units of one bf16 matrix each.
-struct Run {
-  strata_engine* engine = nullptr;
-  std::vector<int64_t> shape;
-  std::vector<uint16_t> grad;
-  uint32_t units;
-
-  // What most runs here have alike.
-  struct Shape {
-    std::string offload = "cpu";
-    uint32_t units = 8;
-    int64_t side = 2048;
-    uint32_t threads = 1;    // workers; 0: the engine decides
-    std::string zero = "";   // further keys of zero_optimization
-    std::string trace = "";  // folder
-  };
-  Run(int rank, int world, const std::string& job, int stage, const Shape& s)
-      : shape{s.side, s.side}, grad(static_cast<size_t>(s.side * s.side), 0x3c00), units(s.units) {
-    const std::string manifest =
-        "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\n" +
-        (s.threads == 0 ? "" : "threads = " + std::to_string(s.threads) + "\n") +
-        "[zero_optimization]\nstage = " + std::to_string(stage) +
-        (stage == 3 ? "\nparam_persistence_threshold = 0\n" : "\n") + s.zero +
-        (s.offload == "none" ? "" : "[zero_optimization.offload_optimizer]\ndevice = \"" + s.offload + "\"\n") +
-        (s.trace.empty() ? "" : "[trace]\npath = \"" + s.trace + "\"\n");
-    strata_engine_args args;
-    STRATA_INIT(&args);
-    args.manifest_text = manifest.c_str();
-    args.threads = 1;
-    args.rank = rank;
-    args.world = world;
-    args.job = job.c_str();
-    check(strata_open(&args, &engine), "open");
-    for (uint32_t u = 0; u < units; ++u) {
-      strata_unit unit;
-      check(strata_add_unit(engine, ("unit" + std::to_string(u)).c_str(), &unit), "add_unit");
-      strata_param_args p;
-      STRATA_INIT(&p);
-      const std::string name = "w" + std::to_string(u);
-      p.name = name.c_str();
-      p.shape = shape.data();
-      p.ndim = 2;
-      p.dtype = STRATA_BF16;
-      strata_param id;
-      check(strata_add_param(engine, unit, &p, &id), "add_param");
-    }
-  }
-  ~Run() { strata_close(engine); }
-
-  void gradients() {
-    for (uint32_t u = 0; u < units; ++u) {
-      check(strata_fetch(engine, u, nullptr), "fetch");
-      check(strata_release(engine, u, nullptr), "release");
-    }
-    strata_tensor t;
-    STRATA_INIT(&t);
-    t.data = grad.data();
-    t.device_type = STRATA_CPU;
-    t.dtype = STRATA_BF16;
-    t.ndim = 2;
-    t.shape = shape.data();
-    for (uint32_t u = units; u-- > 0;) {
-      check(strata_fetch(engine, u, nullptr), "fetch");
-      check(strata_grad(engine, u, &t, nullptr), "grad");
-      check(strata_release(engine, u, nullptr), "release");
-      check(strata_grads_done(engine, u), "grads_done");
-    }
-    check(strata_end_backward(engine), "end_backward");
-  }
-  void update() {
-    check(strata_step(engine, nullptr), "step");
-    check(strata_wait(engine), "wait");
-  }
-  void step() {
-    gradients();
-    update();
-  }
-};
-
 void fetch_release() {
-  Run run(0, 1, "bench", 0, {.offload = "none", .units = 4, .side = 256});
+  Run run(0, 1, "bench", 0, {.offload = "", .units = 4, .side = 256});
   check(strata_commit(run.engine), "commit");
   run.step();
   std::vector<double> times;
@@ -185,7 +99,8 @@ void counters() {
 // Percent by which steps with a trace are longer. The two take turns of ten steps, and each turn is compared with the
 // one beside it: the machine's own changes are longer than that.
 double traced_over_plain(int64_t side, int turns, const std::string& folder) {
-  Run plain(0, 1, "plain", 3, {.side = side}), traced(0, 1, "traced", 3, {.side = side, .trace = folder});
+  Run plain(0, 1, "plain", 3, {.side = side}),
+      traced(0, 1, "traced", 3, {.side = side, .sections = "[trace]\npath = \"" + folder + "\"\n"});
   check(strata_commit(plain.engine), "commit");
   check(strata_commit(traced.engine), "commit");
   const auto turn = [](Run& run) {
@@ -312,6 +227,9 @@ void ranks() {
 }
 
 }  // namespace
+}  // namespace strata::bench
+
+using namespace strata::bench;
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";

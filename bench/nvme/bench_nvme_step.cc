@@ -21,87 +21,38 @@
 #include <string>
 #include <vector>
 
+#include "bench/engine/run.h"
 #include "bench/nvme/limits.h"
-#include "strata/strata.h"
 
 namespace strata::bench {
 namespace {
 
-constexpr uint32_t kUnits = 8;
-constexpr int64_t kSide = 2048;
-constexpr uint64_t kParams = kUnits * static_cast<uint64_t>(kSide * kSide);
+constexpr uint64_t kParams = uint64_t{8} << 22;  // of Run::Shape's own
 constexpr int kRounds = 7;
 
-void check(strata_status status, const char* what) {
-  if (status != STRATA_OK) die(std::string(what) + ": " + strata_last_error());
+// `offload`: lines of [zero_optimization.offload_optimizer]; `sections`: further ones.
+Run::Shape shape_of(const std::string& offload, const std::string& sections = "") {
+  return {.offload = offload, .threads = 0, .sections = sections};
 }
 
-class Run {
- public:
-  // `offload`: lines of [zero_optimization.offload_optimizer]; `rest`: other sections.
-  Run(const std::string& job, const std::string& offload, const std::string& rest = "")
-      : grad_(static_cast<size_t>(kSide * kSide), 0x3c00) {
-    const std::string manifest =
-        "train_micro_batch_size_per_gpu = 1\ngradient_accumulation_steps = 1\nlog_level = \"warn\"\n"
-        "[zero_optimization]\nstage = 2\n[zero_optimization.offload_optimizer]\n" +
-        offload + rest;
-    strata_engine_args args;
-    STRATA_INIT(&args);
-    args.manifest_text = manifest.c_str();
-    args.job = job.c_str();
-    check(strata_open(&args, &engine_), "open");
-    for (uint32_t u = 0; u < kUnits; ++u) {
-      strata_unit unit;
-      check(strata_add_unit(engine_, ("unit" + std::to_string(u)).c_str(), &unit), "add_unit");
-      strata_param_args p;
-      STRATA_INIT(&p);
-      const std::string name = "w" + std::to_string(u);
-      p.name = name.c_str();
-      p.shape = shape_;
-      p.ndim = 2;
-      p.dtype = STRATA_BF16;
-      strata_param id;
-      check(strata_add_param(engine_, unit, &p, &id), "add_param");
-    }
-    check(strata_commit(engine_), "commit");
-  }
-  ~Run() { strata_close(engine_); }
-  Run(const Run&) = delete;
+// Seconds of the update.
+double step(Run& run) {
+  run.gradients();
+  const double begin = now();
+  run.update();
+  return now() - begin;
+}
 
-  // Seconds of the update.
-  double step() {
-    strata_tensor t;
-    STRATA_INIT(&t);
-    t.data = grad_.data();
-    t.device_type = STRATA_CPU;
-    t.dtype = STRATA_BF16;
-    t.ndim = 2;
-    t.shape = shape_;
-    for (uint32_t u = kUnits; u-- > 0;) {
-      check(strata_grad(engine_, u, &t, nullptr), "grad");
-      check(strata_grads_done(engine_, u), "grads_done");
-    }
-    check(strata_end_backward(engine_), "end_backward");
-    const double begin = seconds_now();
-    check(strata_step(engine_, nullptr), "step");
-    check(strata_wait(engine_), "wait");
-    return seconds_now() - begin;
-  }
-  struct Bytes {
-    uint64_t read = 0, written = 0;
-  };
-  Bytes counted() const {
-    strata_counters c;
-    STRATA_INIT(&c);
-    check(strata_get_counters(engine_, STRATA_COUNT_TOTAL, &c), "counters");
-    return {c.tier_read[2], c.tier_write[2]};
-  }
-
- private:
-  strata_engine* engine_ = nullptr;
-  const int64_t shape_[2] = {kSide, kSide};
-  std::vector<uint16_t> grad_;
+struct Bytes {
+  uint64_t read = 0, written = 0;
 };
+
+Bytes counted(const Run& run) {
+  strata_counters c;
+  STRATA_INIT(&c);
+  check(strata_get_counters(run.engine, STRATA_COUNT_TOTAL, &c), "counters");
+  return {c.tier_read[2], c.tier_write[2]};
+}
 
 std::string on_disk(const std::string& path) { return "device = \"nvme\"\nnvme_path = \"" + path + "\"\n"; }
 
@@ -115,7 +66,7 @@ std::string make_file(const std::string& folder, char* memory) {
   return file;
 }
 
-int step(const std::string& parent, const std::string& settings) {
+int step_vs_limit(const std::string& parent, const std::string& settings) {
   const Folder folder(parent);
   auto* memory = static_cast<char*>(std::aligned_alloc(4096, kBytes));
   if (!memory) die("no memory");
@@ -124,15 +75,18 @@ int step(const std::string& parent, const std::string& settings) {
   std::vector<double> nvme, ram, fio, loop;
   double moved = 0;  // in a step
   {
-    Run disk("bench-disk", on_disk(folder.path) + settings), host("bench-ram", "device = \"cpu\"\n");
-    for (int warm = 0; warm < 2; ++warm) (void)(disk.step() + host.step());
-    const std::function<void()> contenders[] = {
-        [&] { nvme.push_back(disk.step()); }, [&] { ram.push_back(host.step()); },
-        [&] { fio.push_back(fio_rate("mixed", file)); }, [&] { loop.push_back(loop_rate("mixed", file, memory)); }};
+    Run disk(0, 1, "bench-disk", 2, shape_of(on_disk(folder.path) + settings));
+    Run host(0, 1, "bench-ram", 2, shape_of("device = \"cpu\"\n"));
+    check(strata_commit(disk.engine), "commit");
+    check(strata_commit(host.engine), "commit");
+    for (int warm = 0; warm < 2; ++warm) (void)(step(disk) + step(host));
+    const std::function<void()> contenders[] = {[&] { nvme.push_back(step(disk)); }, [&] { ram.push_back(step(host)); },
+                                                [&] { fio.push_back(fio_rate("mixed", file)); },
+                                                [&] { loop.push_back(loop_rate("mixed", file, memory)); }};
     for (int round = 0; round < kRounds; ++round) {
       for (int k = 0; k < 4; ++k) contenders[(round + k) % 4]();
     }
-    const Run::Bytes all = disk.counted();
+    const Bytes all = counted(disk);
     moved = static_cast<double>(all.read + all.written) / (2 + kRounds);
   }
   std::free(memory);
@@ -150,9 +104,9 @@ int step(const std::string& parent, const std::string& settings) {
   return 0;
 }
 
-Run::Bytes of_kernel() {
+Bytes of_kernel() {
   std::ifstream in("/proc/self/io");
-  Run::Bytes bytes;
+  Bytes bytes;
   std::string word;
   while (in >> word) {
     if (word == "read_bytes:") in >> bytes.read;
@@ -175,19 +129,20 @@ int bytes(const std::string& parent) {
   double worst = 0;
   for (const Case& one : cases) {
     const Folder folder(parent);
-    Run run("bench-bytes", on_disk(folder.path) + one.offload, one.rest);
-    (void)run.step();
-    const Run::Bytes counted = run.counted(), kernel = of_kernel();
+    Run run(0, 1, "bench-bytes", 2, shape_of(on_disk(folder.path) + one.offload, one.rest));
+    check(strata_commit(run.engine), "commit");
+    run.step();
+    const Bytes before = counted(run), kernel = of_kernel();
     constexpr uint64_t kSteps = 3;
-    for (uint64_t s = 0; s < kSteps; ++s) (void)run.step();
-    const Run::Bytes after = run.counted(), kernel_after = of_kernel();
+    for (uint64_t s = 0; s < kSteps; ++s) run.step();
+    const Bytes after = counted(run), kernel_after = of_kernel();
     const auto over = [&](uint64_t moved) {
       const double ratio = static_cast<double>(moved) / static_cast<double>(kSteps * one.each_way);
       worst = std::max(worst, std::max(ratio, 1 / std::max(ratio, 1e-9)));
       return ratio;
     };
     std::printf("%-28s counters: read %.6f, written %.6f; kernel: read %.6f, written %.6f of the formula\n", one.name,
-                over(after.read - counted.read), over(after.written - counted.written),
+                over(after.read - before.read), over(after.written - before.written),
                 over(kernel_after.read - kernel.read), over(kernel_after.written - kernel.written));
   }
   std::printf(
@@ -204,7 +159,7 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "", parent = argc > 2 ? argv[2] : "/tmp";
   std::string settings;
   for (int i = 3; i < argc; ++i) settings += std::string(argv[i]) + "\n";
-  if (what == "step") return strata::bench::step(parent, settings);
+  if (what == "step") return strata::bench::step_vs_limit(parent, settings);
   if (what == "bytes") return strata::bench::bytes(parent);
   std::fprintf(stderr, "usage: bench_nvme_step step|bytes [DIRECTORY [\"KEY = VALUE\"...]]\n");
   return 2;
