@@ -258,29 +258,30 @@ std::string Engine::device_need() const {
          " of it for optimizer state, by these settings of zero_optimization: " + keys;
 }
 
-// What the device did not say, or takes beside what it is asked for, shows here.
 // A disk that was asked for and holds nothing, and host memory that was given and keeps nothing.
 void Engine::warn_of_idle_disks() const {
-  const ZeroSettings& zero = settings_.zero_optimization;
-  const std::string param = "zero_optimization.offload_param.max_in_cpu = ",
-                    state = "zero_optimization.offload_optimizer.cpu_state_budget = ";
-  const auto warn = [this](OffloadDevice device, const std::string& what, const std::string& key, int64_t kept) {
-    if (device != OffloadDevice::kNvme) return;
-    const auto holds = [&](TierKind tier) {
-      const auto is_it = [&](const PlanItem& item) { return item.tier == tier && item.what == what; };
-      return std::any_of(plan_.items.begin(), plan_.items.end(), is_it);
-    };
-    if (!holds(kNvmeTier)) {
-      log(STRATA_LOG_WARN,
-          "no " + what + " on disk: all there is stays in memory (" + key + std::to_string(kept) + ")");
-    } else if (kept > 0 && !holds(kCpuTier)) {
-      log(STRATA_LOG_WARN, key + std::to_string(kept) + " keeps no " + what + ": it is less than the least part");
+  const auto warn = [this](const std::string& what, uint64_t on_disk, uint64_t in_memory, const std::string& key,
+                           int64_t kept) {
+    const std::string setting = "zero_optimization." + key + " = " + std::to_string(kept);
+    if (on_disk == 0) {
+      log(STRATA_LOG_WARN, "no " + what + " on disk: all there is stays in memory (" + setting + ")");
+    } else if (kept > 0 && in_memory == 0) {
+      log(STRATA_LOG_WARN, setting + " keeps no " + what + ": it is less than the least part");
     }
   };
-  warn(zero.offload_param.device, "weight shards", param, zero.offload_param.max_in_cpu);
-  warn(zero.offload_optimizer.device, "optimizer state", state, zero.offload_optimizer.cpu_state_budget);
+  const OffloadParamSettings& param = settings_.zero_optimization.offload_param;
+  const OffloadOptimizerSettings& state = settings_.zero_optimization.offload_optimizer;
+  if (param.device == OffloadDevice::kNvme) {
+    warn("weight shards", weights_->shard_bytes(kNvmeTier), weights_->shard_bytes(kCpuTier), "offload_param.max_in_cpu",
+         param.max_in_cpu);
+  }
+  if (state.device == OffloadDevice::kNvme) {
+    warn("optimizer state", states_->bytes(kNvmeTier), states_->bytes(kCpuTier), "offload_optimizer.cpu_state_budget",
+         state.cpu_state_budget);
+  }
 }
 
+// What the device did not say, or takes beside what it is asked for, shows here.
 Status Engine::allocate() {
   const Status all = allocate_parts();
   if (all.code() != STRATA_RESOURCE_EXHAUSTED || !device_.is_asynchronous()) return all;

@@ -104,14 +104,14 @@ Status Plan::check_host(bool device_in_ram, int local_world, int64_t configured_
   const uint64_t need = (in(kCpuTier) + (device_in_ram ? in(kDeviceTier) : 0)) * ranks;
   if (limit == 0 || need <= limit) return Ok();
   std::ostringstream text;
-  text << "the plan needs " << bytes_text(need) << " of host memory for " << ranks << " rank(s) of this machine, "
-       << origin << " allows " << bytes_text(limit)
-       << (in(kNvmeTier) == 0 ? ": use more ranks or a higher stage, move state to nvme, or set host_memory_limit"
-                              : ": use more ranks, smaller buffers (buffer_size and buffer_count of offload_optimizer "
-                                "and offload_param, "
-                                "max_live_parameters, reduce_bucket_size), keep less of what is on disk "
-                                "(cpu_state_budget, max_in_cpu), "
-                                "or set host_memory_limit");
+  text
+      << "the plan needs " << bytes_text(need) << " of host memory for " << ranks << " rank(s) of this machine, "
+      << origin << " allows " << bytes_text(limit) << ": use more ranks"
+      << (in(kNvmeTier) == 0
+              ? " or a higher stage, move state to nvme"
+              : ", smaller buffers (buffer_size and buffer_count of offload_optimizer and offload_param, "
+                "max_live_parameters, reduce_bucket_size), keep less of what is on disk (cpu_state_budget, max_in_cpu)")
+      << ", or set host_memory_limit";
   return {STRATA_RESOURCE_EXHAUSTED, text.str()};
 }
 

@@ -98,13 +98,16 @@ uint64_t States::bounce_bytes() const {
   return 0;
 }
 
-uint64_t States::visit_bytes(bool on_host) const {
+uint64_t States::visit_bytes(bool on_host) const { return largest_buffer(kVisitElements, on_host); }
+
+// Of what is kept in memory only the weight may have to pass through a buffer.
+uint64_t States::largest_buffer(uint64_t elements, bool on_host) const {
   uint64_t largest = 0;
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     for (uint32_t i = 0; i < layout_.units[u].segments.size() && places_.on_host(u) == on_host; ++i) {
       const Segment& s = layout_.units[u].segments[i];
       for (const uint64_t begin : {uint64_t{0}, kept(u, i)}) {
-        const Piece piece{u, i, begin, std::min(kVisitElements, layout_.owned(s).size() - begin)};
+        const Piece piece{u, i, begin, std::min(elements, layout_.owned(s).size() - begin)};
         if (s.trainable) largest = std::max(largest, buffer_bytes(piece));
       }
     }

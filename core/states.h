@@ -33,6 +33,8 @@ class States {
   uint64_t bytes(TierKind tier) const;
   // Of buffers for `visit`, for state whose update runs on the host, or on the device.
   uint64_t visit_bytes(bool on_host) const;
+  // The same for any pieces of up to `elements` that are not streamed.
+  uint64_t largest_buffer(uint64_t elements, bool on_host) const;
   // Weights on disk that the device updates pass through this much host memory.
   uint64_t bounce_bytes() const;
   // `streamed`: the device updates some of what lies in host memory.

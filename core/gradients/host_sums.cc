@@ -1,7 +1,6 @@
 #include "core/gradients/host_sums.h"
 
 #include <algorithm>
-#include <system_error>
 
 #include "core/fpu.h"
 #include "core/plugins/cores.h"
@@ -32,15 +31,8 @@ Status HostSums::allocate(const std::vector<uint64_t>& sizes) {
   if (ring_.slots == 0) return Ok();
   STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, ring_.bytes(), &memory_).during("gradients to sums"));
   slots_.resize(ring_.slots);
-  try {
-    thread_ = std::thread([this] {
-      bind_this_thread(cpus_);
-      work();
-    });
-  } catch (const std::system_error& error) {
-    return {STRATA_RESOURCE_EXHAUSTED, std::string("no thread for gradient sums: ") + error.what()};
-  }
-  return Ok();
+  return begin_thread(
+      "gradient sums", cpus_, [this] { work(); }, &thread_);
 }
 
 HostSums::~HostSums() {

@@ -10,7 +10,9 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "core/hash.h"
 
@@ -150,6 +152,19 @@ CoreShare share_of(std::vector<Cpu> cpus, size_t part, size_t parts) {
   if (many_nodes && cpus[first].node == cpus[last - 1].node) share.node = cpus[first].node;
   std::sort(share.cpus.begin(), share.cpus.end());
   return share;
+}
+
+Status begin_thread(const std::string& what, const std::vector<int>& cpus, std::function<void()> work,
+                    std::thread* out) {
+  try {
+    *out = std::thread([cpus, work = std::move(work)] {
+      bind_this_thread(cpus);
+      work();
+    });
+  } catch (const std::system_error& error) {
+    return {STRATA_RESOURCE_EXHAUSTED, "no thread for " + what + ": " + error.what()};
+  }
+  return Ok();
 }
 
 void bind_this_thread(const std::vector<int>& cpus) {

@@ -11,8 +11,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include "core/status.h"
 
 namespace strata {
 
@@ -45,6 +49,9 @@ struct CoreShare {
 // Share `part` of `parts`.
 CoreShare share_of(std::vector<Cpu> cpus, size_t part, size_t parts);
 
+// A thread of `work`, bound to `cpus`; RESOURCE_EXHAUSTED that says `what` it is for where the system has none.
+Status begin_thread(const std::string& what, const std::vector<int>& cpus, std::function<void()> work,
+                    std::thread* out);
 // Binds the calling thread; no CPUs: leaves it as it is.
 void bind_this_thread(const std::vector<int>& cpus);
 

@@ -5,35 +5,19 @@
 
 namespace strata {
 
-uint64_t HostLane::largest_part() const {
-  uint64_t largest = 0;
-  for (uint32_t u = 0; u < layout_.units.size(); ++u) {
-    for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
-      const Segment& s = layout_.units[u].segments[i];
-      const uint64_t owned = layout_.owned(s).size();
-      // Of what is kept in memory only the weight may have to pass through.
-      for (const uint64_t begin : {uint64_t{0}, states_.kept(u, i)}) {
-        const States::Piece piece{u, i, begin, std::min(shape_.part, owned - begin)};
-        if (s.trainable && states_.on_host(piece)) largest = std::max(largest, states_.buffer_bytes(piece));
-      }
-    }
-  }
-  return largest;
-}
-
 uint64_t HostLane::buffer_count(uint64_t largest) const {
   if (shape_.count > 0) return shape_.count;
   return std::clamp<uint64_t>(kBufferBytes / std::max<uint64_t>(largest, 1), kLeast, kMost);
 }
 
 uint64_t HostLane::buffer_bytes() const {
-  const uint64_t largest = largest_part();
+  const uint64_t largest = states_.largest_buffer(shape_.part, true);
   return largest * buffer_count(largest);
 }
 
 Status HostLane::allocate() {
   STRATA_RETURN_IF_ERROR(stream_.create(device_, 0, trace_.add_stream("weights", trace_.update)));
-  const uint64_t largest = largest_part();
+  const uint64_t largest = states_.largest_buffer(shape_.part, true);
   buffers_.resize(buffer_count(largest));
   for (Buffer& buffer : buffers_) {
     STRATA_RETURN_IF_ERROR(states_.memory_for_updates(true, largest, &buffer.memory).during("update buffers"));
@@ -87,7 +71,7 @@ Status HostLane::end_unit(const UpdatePart& part, const UnitDoneFn& done) {
   return done(part.position, end);
 }
 
-// Units whose weights are written; all of them, if it is to `wait`.
+// Units whose weights are written; `to_the_end`: all of them, which it waits for.
 Status HostLane::finish(const UnitDoneFn& done, bool to_the_end) {
   while (!endings_.empty()) {
     Ending& ending = endings_.front();

@@ -63,7 +63,6 @@ class HostLane {
   };
   bool passes(const UpdatePart& part) const { return states_.buffer_bytes(part.piece) > 0; }
   Buffer& buffer(size_t turn) { return buffers_[turn % buffers_.size()]; }
-  uint64_t largest_part() const;
   uint64_t buffer_count(uint64_t largest) const;
   Status read_ahead(Passing& passing, size_t turn);
   Status read(const UpdatePart& part, Buffer& buffer);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <system_error>
 #include <utility>
 
 #include "core/fpu.h"
@@ -185,14 +184,8 @@ Status Updater::run_lanes(UpdateJob& job, const Side& host, const Side& device) 
 Status Updater::run_both(const Side& host, const Side& device, const Marker& start, const UnitDoneFn& done) {
   Status streamed;
   std::thread lane;
-  try {
-    lane = std::thread([&] {
-      bind_this_thread(cpus_);
-      streamed = device_lane_.run(device.parts, start, done);
-    });
-  } catch (const std::system_error& error) {
-    return {STRATA_RESOURCE_EXHAUSTED, std::string("no thread for streamed state: ") + error.what()};
-  }
+  const auto stream = [&] { streamed = device_lane_.run(device.parts, start, done); };
+  STRATA_RETURN_IF_ERROR(begin_thread("streamed state", cpus_, stream, &lane));
   const int64_t began = trace_clock();
   const Status on_host = host_lane_.run(host.parts, done);
   last_host_ = {host.streamable, 1e-9 * static_cast<double>(trace_clock() - began)};

@@ -21,11 +21,8 @@ Status ShardReader::allocate(uint64_t buffers, uint64_t bytes, const std::vector
     STRATA_RETURN_IF_ERROR(tier_.register_memory(buffer.memory.at(0), bytes, &buffer.registered));
     free_.push_back(&buffer);
   }
-  thread_ = std::thread([this, cpus] {
-    bind_this_thread(cpus);
-    work();
-  });
-  return Ok();
+  return begin_thread(
+      "reads of weight shards", cpus, [this] { work(); }, &thread_);
 }
 
 void ShardReader::stop() {

@@ -45,9 +45,7 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Devic
 
 void Weights::choose_kept() {
   const auto shard = [this](uint32_t unit) {
-    uint64_t elements = 0;
-    for (const Segment& s : layout_.units[unit].segments) elements += sharded(unit) ? s.shard : 0;
-    return elements;
+    return sharded(unit) ? layout_.units[unit].elements / static_cast<uint64_t>(layout_.world) : 0;
   };
   uint64_t all = 0;
   for (uint32_t u = 0; u < slots_.size(); ++u) all += shard(u);
@@ -93,13 +91,14 @@ Weights::Reads Weights::reads() const {
 
 void Weights::add_to(Plan* plan, bool pins) const {
   const bool streams = device_.is_asynchronous();
+  const auto [buffers, buffer_bytes] = reads();
   plan->add("whole weights", kDeviceTier, whole_bytes());
   for (TierKind kind : {kDeviceTier, kCpuTier, kNvmeTier}) {
     plan->add("weight shards", kind, shard_bytes(kind), pins && kind == kCpuTier);
   }
   plan->add("weight slabs", kDeviceTier, slab_bytes());
   plan->add("weight shard staging", kDeviceTier, staging_bytes());
-  plan->add("weight shard buffers", streams ? kCpuTier : kDeviceTier, reads().count * reads().bytes, streams);
+  plan->add("weight shard buffers", streams ? kCpuTier : kDeviceTier, buffers * buffer_bytes, streams);
   plan->add("copies of check_weights", kCpuTier, copy_bytes());
 }
 

@@ -54,6 +54,7 @@ class Weights {
 
   // What allocate will take. `pins`: host memory of shards is page-locked.
   void add_to(Plan* plan, bool pins) const;
+  uint64_t shard_bytes(TierKind tier) const;
   Status check_limits() const;  // every unit fits into max_live_parameters
   Status allocate(const std::vector<int>& cpus);
 
@@ -122,7 +123,6 @@ class Weights {
   bool sharded(uint32_t unit) const { return !layout_.is_whole(unit) && layout_.units[unit].elements > 0; }
   bool offloaded() const { return tiers_.offload.kind() != kDeviceTier; }
   uint64_t whole_bytes() const;
-  uint64_t shard_bytes(TierKind tier) const;
   uint64_t slab_bytes() const;
   uint64_t staging_bytes() const;  // a shard on its way from the tier
   uint64_t copy_bytes() const;     // what check_weights compares with
