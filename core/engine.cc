@@ -46,8 +46,7 @@ Status Engine::fetch(uint32_t unit, const strata_stream* stream) {
   if (!trace_->phase()) trace_->phase(kForward);
   const Span span(trace_->host, "fetch", unit, &trace_->timings.fetch_wait);
   STRATA_RETURN_IF_ERROR(weights_->fetch(unit, stream));
-  gradients_->note_fetch(unit, stream);
-  return Ok();
+  return queue_->or_fail(gradients_->note_fetch(unit, stream));
 }
 
 Status Engine::release(uint32_t unit, const strata_stream* stream) {

@@ -13,6 +13,7 @@ GradientMemory::GradientMemory(const Layout& layout, const ZeroSettings& setting
       plan_(plan),
       device_(device),
       collective_(collective),
+      queue_(queue),
       places_(places),
       slots_(layout.units.size()),
       buffers_(device, queue, trace),
@@ -217,13 +218,20 @@ Status GradientMemory::borrow(const strata_stream* stream, bool* lent) {
   return lender_.begin(stream);
 }
 
-void GradientMemory::note_fetch(uint32_t unit, const strata_stream* stream) {
+void GradientMemory::end_micro_batch(uint32_t first, const Work& reduced) {
+  if (kept_bytes() == 0) lender_.until_fetched({first}, reduced);
+}
+
+Status GradientMemory::note_fetch(uint32_t unit, const strata_stream* stream) {
   if (stream) host_stream_ = *stream;
-  if (!lender_.is_holding()) return;
+  if (!lender_.is_holding()) return Ok();
   bool ended = false;
-  for (uint32_t needed : layout_.units[unit].needs) ended = lender_.note_fetch(needed, stream) || ended;
-  ended = lender_.note_fetch(unit, stream) || ended;
+  for (uint32_t needed : layout_.units[unit].needs) {
+    STRATA_RETURN_IF_ERROR(lender_.note_fetch(needed, stream, queue_.patience(), &ended));
+  }
+  STRATA_RETURN_IF_ERROR(lender_.note_fetch(unit, stream, queue_.patience(), &ended));
   if (ended) place({nullptr, nullptr, nullptr, nullptr, {blocks_.reduced[0], nullptr}});
+  return Ok();
 }
 
 }  // namespace strata

@@ -2,7 +2,7 @@
 // slices and sums of them, and their sums of squares.
 //
 // Sizes are known before anything is allocated. What lies on the device is the engine's own or the host's (lender.h):
-// lent memory has addresses from a step's first gradient until the host's stream has waited for the update.
+// lent memory has addresses from a step's first gradient until the loan ends.
 // Host thread; the collective and the update thread read addresses while they hold.
 #pragma once
 
@@ -60,10 +60,13 @@ class GradientMemory {
   // that uses this memory comes behind before().
   Status borrow(const strata_stream* stream, bool* lent);
   Status before(const strata_stream* stream) const { return lender_.before(stream); }
-  // The update of `units` is under way.
+  // The update of `units` is under way: see Lender::until_fetched.
   void until_fetched(const std::vector<uint32_t>& units) { lender_.until_fetched(units); }
+  // A micro-batch is over but for its reductions, which end with `reduced`; `first` is what gets gradients first. Where
+  // nothing of it stays on the device, the host has its memory back at that unit's next fetch: for most of a forward.
+  void end_micro_batch(uint32_t first, const Work& reduced);
   // `stream` waits for the last update of `unit`.
-  void note_fetch(uint32_t unit, const strata_stream* stream);
+  Status note_fetch(uint32_t unit, const strata_stream* stream);
 
   // Elements that may be done and wait for their turn or for their bucket to fill.
   uint64_t waiting_limit() const { return waiting_limit_; }
@@ -115,6 +118,7 @@ class GradientMemory {
   uint64_t owned_bytes(bool on_device) const;
   uint64_t accumulator_bytes() const;
   uint64_t arriving_bytes() const;
+  uint64_t kept_bytes() const { return accumulator_bytes() + arriving_bytes() + owned_bytes(true); }
   bool uses_scratch(uint32_t unit) const;
   uint64_t scratch_bytes() const;
   uint64_t norm_bytes() const { return (norm_blocks(true) + norm_blocks(false)) * sizeof(double); }
@@ -129,6 +133,7 @@ class GradientMemory {
   const GradientPlan plan_;
   const Device& device_;
   const Collective& collective_;
+  const CommQueue& queue_;
   const StatePlaces& places_;
   uint64_t waiting_limit_ = 0;
   std::vector<Slot> slots_;  // by layout unit

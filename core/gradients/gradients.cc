@@ -304,6 +304,7 @@ Status Gradients::end_micro_batch() {
   }
   STRATA_RETURN_IF_ERROR(advance());
   STRATA_RETURN_IF_ERROR(launch());
+  if (!order_.empty()) memory_.end_micro_batch(order_.front(), reduced_);
   ++micro_;
   begin_micro_batch();
   return Ok();

@@ -45,7 +45,7 @@ class Gradients {
   Status allocate();
   const GradientMemory& memory() const { return memory_; }
   // `stream` waits for the last update of `unit`.
-  void note_fetch(uint32_t unit, const strata_stream* stream) { memory_.note_fetch(unit, stream); }
+  Status note_fetch(uint32_t unit, const strata_stream* stream) { return memory_.note_fetch(unit, stream); }
 
   // grads[i] is params[i]'s. All of them, or none.
   Status add(const uint32_t* params, const std::vector<strata_tensor>& grads, const strata_stream* stream);
@@ -166,6 +166,7 @@ class Gradients {
   std::vector<uint8_t> unit_closed_;  // registered units this rank is done with, this micro-batch
   std::vector<uint8_t> used_;         // registered units with a gradient this step
   std::vector<uint32_t> order_;       // canonical
+  Work reduced_;                      // the last reduction
   std::vector<uint32_t> ready_order_, recorded_;
   std::vector<uint8_t> launched_;  // this micro-batch
   size_t next_ = 0;                // position in order_

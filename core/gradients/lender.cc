@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/plugins/host.h"
 
@@ -34,16 +35,20 @@ Status Lender::before(const strata_stream* stream) const {
   return is_loan_stream(stream) ? Ok() : begun_.before(stream);
 }
 
-void Lender::until_fetched(const std::vector<uint32_t>& units) {
-  if (holding_ && stream_.native) awaited_ = units;
+void Lender::until_fetched(const std::vector<uint32_t>& units, Work used) {
+  if (!holding_ || !stream_.native) return;
+  awaited_ = units;
+  used_ = std::move(used);
 }
 
-bool Lender::note_fetch(uint32_t unit, const strata_stream* stream) {
-  if (awaited_.empty() || !is_loan_stream(stream)) return false;
+Status Lender::note_fetch(uint32_t unit, const strata_stream* stream, std::chrono::nanoseconds patience, bool* ended) {
+  if (awaited_.empty() || !is_loan_stream(stream)) return Ok();
   awaited_.erase(std::remove(awaited_.begin(), awaited_.end(), unit), awaited_.end());
-  if (!awaited_.empty()) return false;
+  if (!awaited_.empty()) return Ok();
+  if (used_) STRATA_RETURN_IF_ERROR(used_.before(stream, patience));
   give_back(stream);
-  return true;
+  *ended = true;
+  return Ok();
 }
 
 void Lender::give_back(const strata_stream* stream) {
@@ -53,6 +58,7 @@ void Lender::give_back(const strata_stream* stream) {
   }
   blocks_.clear();
   begun_ = {};
+  used_ = {};
   holding_ = false;
 }
 

@@ -1,5 +1,6 @@
 // lender.h - device memory out of the host's own allocator, borrowed from a step's first gradient until the host's
-// stream has waited for the whole update: a framework uses it for its activations in between.
+// stream has waited for what it is used for: a framework uses it for its activations in between. That is the whole
+// update, or, where micro-batches leave nothing there, the reductions of each of them.
 //
 // Host thread. On the stream the loan was made on, what the engine does with the memory comes behind what the framework
 // enqueued before, and whatever the framework enqueues after the memory went back comes behind the engine's use.
@@ -30,12 +31,13 @@ class Lender {
   // Work on `stream` comes behind that point.
   Status before(const strata_stream* stream) const;
 
-  // The update of `units` is under way: the loan ends when its stream has waited for the last of them.
-  void until_fetched(const std::vector<uint32_t>& units);
+  // The loan ends when its stream has waited for the update of all `units`, and then for `used`, if that is given.
+  void until_fetched(const std::vector<uint32_t>& units, Work used = {});
   // There are new gradients: it does not end now.
   void keep() { awaited_.clear(); }
-  // `stream` waits for the update of `unit`. True when the loan ended.
-  bool note_fetch(uint32_t unit, const strata_stream* stream);
+  // `stream` waits for the update of `unit`. `*ended`: so did the loan. `patience` bounds the wait for the host part of
+  // `used`.
+  Status note_fetch(uint32_t unit, const strata_stream* stream, std::chrono::nanoseconds patience, bool* ended);
 
  private:
   void* lend(uint64_t bytes, const strata_stream* stream);
@@ -51,6 +53,7 @@ class Lender {
   strata_stream stream_{};  // of the loan; domain 0: none
   Marker begun_;
   std::vector<uint32_t> awaited_;  // units whose update the stream has not waited for
+  Work used_;
 };
 
 }  // namespace strata

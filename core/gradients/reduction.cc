@@ -97,11 +97,11 @@ Status Gradients::launch() {
     for (const Landing& landing : landings) STRATA_RETURN_IF_ERROR(arrive(landing, micro, stream));
     return Ok();
   };
-  Work reduced = queue_.submit(std::move(op));
-  buffers().hand_over(units, reduced);
+  reduced_ = queue_.submit(std::move(op));
+  buffers().hand_over(units, reduced_);
   if (settings_.overlap_comm) return Ok();
   const Span wait(trace_.host, "wait for reduction", units.front());
-  return reduced.before(nullptr, queue_.patience());
+  return reduced_.before(nullptr, queue_.patience());
 }
 
 // What this rank brings to the reduction of a segment.

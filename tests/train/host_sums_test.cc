@@ -250,6 +250,42 @@ TEST(HostSums, TheRingIsBounded) {
   EXPECT_EQ(memory_of(t).plan[ring], 3u * (4 << 20));
 }
 
+// Where nothing of a micro-batch stays on the device, the host has its memory back in the next one's forward, which
+// waits for the reductions: what they read is overwritten right after that.
+TEST(HostSums, LentMemoryGoesBackBetweenMicroBatches) {
+  std::vector<double> norms;
+  for (const bool device_keeps_sums : {false, true}) {
+    Trial t = even(1, 3);
+    t.gpu_delay_us = 2000;
+    if (device_keeps_sums) t = with(t, {kOffload + "device_state_budget=1000000"});
+    Gpu gpu(t.gpu, "lent", 0, 1, t.gpu_delay_us);
+    std::string error;
+    strata_engine* e = open_rank(t, "lent", 0, &error, gpu.lender());
+    ASSERT_NE(e, nullptr) << error;
+    ASSERT_EQ(build_model(e, t.model), "");
+    for (int micro = 0; micro < 3; ++micro) {
+      for (uint32_t unit = 0; unit < 4; ++unit) {
+        EXPECT_EQ(gpu.on_loan() > 0, micro > 0) << "micro-batch " << micro << ", before unit " << unit;
+        ASSERT_EQ(strata_fetch(e, unit, gpu.stream()), STRATA_OK) << last();
+        ASSERT_EQ(strata_release(e, unit, gpu.stream()), STRATA_OK) << last();
+      }
+      EXPECT_EQ(gpu.on_loan() > 0, micro > 0 && device_keeps_sums) << "micro-batch " << micro;
+      for (size_t k = 4; k-- > 0;) give_gradient_on(gpu, e, t.model, k);
+      EXPECT_GT(gpu.on_loan(), 0);
+      ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+    }
+    ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+    strata_step_info info;
+    STRATA_INIT(&info);
+    ASSERT_EQ(strata_get_step_info(e, &info), STRATA_OK) << last();
+    norms.push_back(info.grad_norm);
+    gpu.sync();
+    strata_close(e);
+    gpu.wait();
+  }
+  EXPECT_EQ(norms[0], norms[1]);
+}
+
 // ---- by hand -----------------------------------------------------------------------------------------------------
 
 using RankBody = std::function<void(int rank, Gpu& gpu, strata_engine* e)>;
