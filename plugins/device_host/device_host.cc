@@ -49,6 +49,8 @@ namespace {
 constexpr uint64_t kBlock = 65536;                  // elements per task; a multiple of STRATA_NORM_BLOCK
 constexpr uint64_t kByteBlock = uint64_t{1} << 20;  // bytes per task of copy and fill
 static_assert(kBlock % STRATA_NORM_BLOCK == 0);
+// Fp32 results of one call that the caches would not hold until they are read: such gradients are written past them.
+constexpr uint64_t kPastCaches = uint64_t{8} << 20;
 
 // Runs body(begin, count) over [0, total) in pieces of `block`.
 template <class Body>
@@ -248,26 +250,36 @@ strata_status check_item(strata_device* self, const strata_fold_item& item, cons
   return bad_argument(self, "fold", "an item adds to dtype " + std::to_string(item.dst_dtype) + ", only F32 (1) adds");
 }
 
+bool is_widened(const strata_fold_item& item) { return item.adds == 0 && item.dst_dtype == STRATA_F32; }
+
+using Fold = void (*)(void* dst, const void* src, size_t count);
+
+Fold fold_of(const strata_device* self, const strata_fold_item& item, bool past_caches) {
+  const int from = index_of(item.src_dtype), to = index_of(item.dst_dtype);
+  if (item.adds != 0) return self->kernels->accumulate[from];
+  return past_caches && is_widened(item) ? self->kernels->widen_past_caches[from]
+                                         : self->kernels->cast[from][to][STRATA_ROUND_EVEN];
+}
+
 // Items lie one behind the other in one range, which is cut as a single array is: many small ones are one task.
 strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* items, uint64_t count,
                                       uint32_t stride, const strata_stream* stream) {
   return guard(self->host, "device_host fold", [&]() -> strata_status {
     std::vector<uint64_t> ends;
-    uint64_t total = 0;
+    uint64_t total = 0, widened = 0;
     for (size_t i = 0; i < count; ++i) {
       const strata_fold_item& item = item_at(items, stride, i);
       if (strata_status code = check_item(self, item, stream)) return code;
       ends.push_back(total += item.count);
+      widened += is_widened(item) ? item.count * sizeof(float) : 0;
     }
     in_float_blocks(self, total, [&](uint64_t begin, uint64_t n) {
       auto i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
       for (const uint64_t end = begin + n; begin < end; ++i) {
         const strata_fold_item& item = item_at(items, stride, i);
         const uint64_t first = begin + item.count - ends[i], part = std::min(end, ends[i]) - begin;
-        auto* kernel = item.adds != 0
-                           ? self->kernels->accumulate[index_of(item.src_dtype)]
-                           : self->kernels->cast[index_of(item.src_dtype)][index_of(item.dst_dtype)][STRATA_ROUND_EVEN];
-        kernel(at(item.dst, first * size_of(item.dst_dtype)), at(item.src, first * size_of(item.src_dtype)), part);
+        const Fold fold = fold_of(self, item, widened >= kPastCaches);
+        fold(at(item.dst, first * size_of(item.dst_dtype)), at(item.src, first * size_of(item.src_dtype)), part);
         begin += part;
       }
     });

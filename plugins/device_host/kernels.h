@@ -20,6 +20,9 @@ struct Kernels {
   const char* isa;
   // [source][destination][rounding]
   void (*cast[kFloatTypes][kFloatTypes][2])(void* dst, const void* src, size_t count);
+  // To fp32 that nobody reads soon: the caches keep what they have, and a line of the destination is not read before
+  // it is written.
+  void (*widen_past_caches[kFloatTypes])(void* dst, const void* src, size_t count);
   void (*accumulate[kFloatTypes])(void* dst, const void* src, size_t count);
   // `count` is a multiple of STRATA_NORM_BLOCK
   void (*square_sums[kFloatTypes])(double* sums, const void* src, size_t count);

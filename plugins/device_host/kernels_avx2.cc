@@ -24,12 +24,11 @@ struct Avx2 {
 
   template <strata_dtype D, strata_rounding R>
   static void store(char* p, Float value) {
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
-    const __m256i bits = _mm256_castps_si256(value);
     if constexpr (D == STRATA_F32) {
-      const __m256i result = _mm256_blendv_epi8(bits, _mm256_set1_epi32(static_cast<int>(kNaN32)), nan);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), result);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), with_one_nan(value));
     } else {
+      const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+      const __m256i bits = _mm256_castps_si256(value);
       const __m256i rounded = D == STRATA_BF16 ? bf16_bits<R>(bits) : f16_bits<R>(value);
       const __m256i result = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(D == STRATA_BF16 ? kNaNBf16 : kNaNF16), nan);
       // Eight 32-bit lanes to eight 16-bit ones: pack works within 128-bit halves, the permute joins them.
@@ -37,6 +36,9 @@ struct Avx2 {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
     }
   }
+
+  static void stream(char* p, Float value) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), with_one_nan(value)); }
+  static void end_streams() { _mm_sfence(); }
 
   static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
   static bool any_nonfinite(Float value) {
@@ -62,6 +64,11 @@ struct Avx2 {
   static void store_double(double* p, Double value) { _mm256_storeu_pd(p, value); }
 
  private:
+  static __m256i with_one_nan(Float value) {
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_castps_si256(value), _mm256_set1_epi32(static_cast<int>(kNaN32)), nan);
+  }
+
   // Rounded bf16 in the low half of each lane; NaN lanes are replaced by the caller.
   template <strata_rounding R>
   static __m256i bf16_bits(__m256i bits) {

@@ -25,16 +25,19 @@ struct Avx512 {
 
   template <strata_dtype D, strata_rounding R>
   static void store(char* p, Float value) {
-    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    const __m512i bits = _mm512_castps_si512(value);
     if constexpr (D == STRATA_F32) {
-      _mm512_storeu_si512(p, _mm512_mask_set1_epi32(bits, nan, static_cast<int>(kNaN32)));
+      _mm512_storeu_si512(p, with_one_nan(value));
     } else {
+      const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      const __m512i bits = _mm512_castps_si512(value);
       const __m512i rounded = D == STRATA_BF16 ? bf16_bits<R>(bits) : f16_bits<R>(value);
       const __m512i result = _mm512_mask_set1_epi32(rounded, nan, D == STRATA_BF16 ? kNaNBf16 : kNaNF16);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
     }
   }
+
+  static void stream(char* p, Float value) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), with_one_nan(value)); }
+  static void end_streams() { _mm_sfence(); }
 
   static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
   static bool any_nonfinite(Float value) {
@@ -59,6 +62,11 @@ struct Avx512 {
   static void store_double(double* p, Double value) { _mm512_storeu_pd(p, value); }
 
  private:
+  static __m512i with_one_nan(Float value) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    return _mm512_mask_set1_epi32(_mm512_castps_si512(value), nan, static_cast<int>(kNaN32));
+  }
+
   // Rounded bf16 in the low half of each lane; NaN lanes are replaced by the caller.
   template <strata_rounding R>
   static __m512i bf16_bits(__m512i bits) {

@@ -2,6 +2,7 @@
 //
 // V has: kLanes; Float, a vector of kLanes fp32; Double, one of kDoubles fp64; and
 //   load<dtype>(p), store<dtype, rounding>(p, v)   with widening, rounding and canonical NaNs
+//   stream(p, v), end_streams()                    fp32 past the caches to where p is a multiple of v's size
 //   add(a, b)                                      fp32
 //   any_nonfinite(v)
 //   load_double<dtype>(p), add(a, b), store_double(p, v)   fp64
@@ -50,6 +51,8 @@ struct Scalar {
       __builtin_memcpy(p, &half, 2);
     }
   }
+  static void stream(char* p, Float value) { store<STRATA_F32, STRATA_ROUND_EVEN>(p, value); }
+  static void end_streams() {}
   static Float add(Float a, Float b) { return a + b; }
   static bool any_nonfinite(Float value) {
     uint32_t bits;
@@ -80,6 +83,20 @@ void cast(void* dst, const void* src, size_t count) {
     V::template store<D, R>(out + i * size_of(D), V::template load<S>(in + i * size_of(S)));
   }
   for (; i < count; ++i) Scalar::store<D, R>(out + i * size_of(D), Scalar::load<S>(in + i * size_of(S)));
+}
+
+// Up to where the destination is aligned, and what does not fill a vector, goes the usual way.
+template <class V, strata_dtype S>
+void widen_past_caches(void* dst, const void* src, size_t count) {
+  constexpr size_t kBytes = V::kLanes * 4;
+  auto* out = static_cast<char*>(dst);
+  auto* in = static_cast<const char*>(src);
+  const size_t beyond = reinterpret_cast<uintptr_t>(dst) % kBytes, head = beyond == 0 ? 0 : (kBytes - beyond) / 4;
+  size_t i = beyond % 4 != 0 || head > count ? count : head;
+  cast<Scalar, S, STRATA_F32, STRATA_ROUND_EVEN>(out, in, i);
+  for (; i + V::kLanes <= count; i += V::kLanes) V::stream(out + i * 4, V::template load<S>(in + i * size_of(S)));
+  cast<Scalar, S, STRATA_F32, STRATA_ROUND_EVEN>(out + i * 4, in + i * size_of(S), count - i);
+  V::end_streams();
 }
 
 template <class V, strata_dtype S>
@@ -154,6 +171,7 @@ const Kernels* kernel_table(const char* isa) {
   static const Kernels table = {
       isa,
       {STRATA_CAST_FROM(STRATA_F32), STRATA_CAST_FROM(STRATA_BF16), STRATA_CAST_FROM(STRATA_F16)},
+      STRATA_EACH(widen_past_caches),
       STRATA_EACH(accumulate),
       STRATA_EACH(square_sums),
       STRATA_EACH(find_nonfinite)};

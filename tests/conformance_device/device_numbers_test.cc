@@ -206,6 +206,25 @@ TEST_P(DeviceNumbers, FoldsManyAtOnce) {
   EXPECT_EQ(api->fold(device, nullptr, 0, sizeof(Piece), &stream), STRATA_OK);
 }
 
+// More fp32 than caches hold, at any address: a device may write it another way.
+TEST_P(DeviceNumbers, FoldsMoreThanCachesHold) {
+  if (!STRATA_HAS(api, strata_device_api, fold) || !api->fold) GTEST_SKIP() << "it leaves fold out";
+  constexpr size_t kCount = (9 << 20) / 4 + 13;
+  for (const auto& [from, skew] : {std::pair{STRATA_F32, 0}, {STRATA_BF16, 4}, {STRATA_F16, 60}, {STRATA_BF16, 7}}) {
+    Buffer src(kCount * size_of(from), 2), dst(kCount * 4, static_cast<size_t>(skew));
+    random_bits(src, 6);
+    random_bits(dst, 7);
+    {
+      const There s(*this, src), d(*this, dst);
+      const strata_fold_item item = {sizeof(item), 0, d.data(), s.data(), kCount, STRATA_F32, from, 0, 0};
+      ASSERT_EQ(api->fold(device, &item, 1, sizeof(item), &stream), STRATA_OK);
+      d.back_to(dst);
+    }
+    for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(dst.get<uint32_t>(i), canonical32(number(src, from, i))) << i;
+    EXPECT_TRUE(dst.edges_whole());
+  }
+}
+
 TEST_P(DeviceNumbers, AFoldRefusesWhatItCannotDo) {
   if (!STRATA_HAS(api, strata_device_api, fold) || !api->fold) GTEST_SKIP() << "it leaves fold out";
   Buffer src(64), dst(64);
