@@ -48,23 +48,39 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
+// Where a checkpoint lies: set aside, after a kill between the two renames of a save that replaced it.
+std::string directory_of(const std::string& root, const std::string& tag) {
+  const std::string committed = root + "/" + tag, replaced = root + "/." + tag + ".replaced";
+  return !exists(committed) && exists(replaced) ? replaced : committed;
+}
+
+Status rename(const std::string& from, const std::string& to) {
+  return result(::rename(from.c_str(), to.c_str()) != 0 ? errno : 0, "rename of " + from + " to " + to);
+}
+
 // What the plugin takes for the latest, too: the announced one if it came to be, else the one before.
 std::string latest_of(const std::string& root) {
   const std::string next = first_line(root + "/.latest.next");
-  return !next.empty() && exists(root + "/" + next) ? next : first_line(root + "/latest");
+  return !next.empty() && exists(directory_of(root, next)) ? next : first_line(root + "/latest");
 }
 
-// The tensor and pipeline sizes of a saved checkpoint.
-void sizes_in(const std::string& directory, int* tensors, int* stages) {
+// The tensor and pipeline sizes of a saved checkpoint; false when there is anything but parts in it.
+bool sizes_in(const std::string& directory, int* tensors, int* stages) {
   *tensors = *stages = 1;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
-    int tensor, tensor_size, stage, stage_count;
+  bool only_parts = true;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    int tensor, tensor_size, stage, stage_count, end = 0;
     const std::string name = entry.path().filename();
-    if (std::sscanf(name.c_str(), "tp%dof%d-pp%dof%d", &tensor, &tensor_size, &stage, &stage_count) != 4) continue;
+    std::sscanf(name.c_str(), "tp%dof%d-pp%dof%d%n", &tensor, &tensor_size, &stage, &stage_count, &end);
+    if (end != static_cast<int>(name.size())) {
+      only_parts = false;
+      continue;
+    }
     *tensors = tensor_size;
     *stages = stage_count;
   }
+  return only_parts && !error;
 }
 
 }  // namespace
@@ -73,8 +89,14 @@ Status ModelParts::make_room() const {
   if (tag_.empty() || tag_[0] == '.' || tag_ == "latest" || tag_.find('/') != std::string::npos) {
     return {STRATA_INVALID_ARGUMENT, "\"" + tag_ + "\" cannot be the name of a directory of checkpoints"};
   }
-  if (exists(root_ + "/" + tag_)) return {STRATA_ALREADY_EXISTS, root_ + "/" + tag_ + " is there already"};
   STRATA_RETURN_IF_ERROR(make_directory(root_));
+  std::error_code ignored;
+  int tensors, stages;
+  if (!exists(committed_) && exists(replaced_)) STRATA_RETURN_IF_ERROR(rename(replaced_, committed_));
+  fs::remove_all(replaced_, ignored);
+  if (exists(committed_) && (fs::is_symlink(committed_) || !sizes_in(committed_, &tensors, &stages))) {
+    return {STRATA_ALREADY_EXISTS, committed_ + " is there, is no checkpoint of a model in parts, and is not replaced"};
+  }
   abandon();
   return make_directory(partial_);
 }
@@ -84,17 +106,39 @@ void ModelParts::abandon() const {
   fs::remove_all(partial_, ignored);
 }
 
-// The name is announced first: after a kill between the renames, a load finds the newer checkpoint.
-Status ModelParts::publish() const {
+Status ModelParts::announce() const {
   const std::string next = root_ + "/.latest.next";
   std::ofstream(next, std::ios::trunc) << tag_ << "\n";
-  for (const std::string& path : {next, partial_, root_}) STRATA_RETURN_IF_ERROR(sync_path(path));
-  for (const auto& [from, to] : {std::pair{partial_, root_ + "/" + tag_}, {next, root_ + "/latest"}}) {
-    const int why = ::rename(from.c_str(), to.c_str()) != 0 ? errno : 0;
-    STRATA_RETURN_IF_ERROR(result(why, "rename of " + from + " to " + to));
-    STRATA_RETURN_IF_ERROR(sync_path(root_));
-  }
-  return Ok();
+  STRATA_RETURN_IF_ERROR(sync_path(next));
+  return sync_path(root_);
+}
+
+// In one step where the file system can exchange two names.
+Status ModelParts::take_name() const {
+  if (!exists(committed_)) return rename(partial_, committed_);
+  const bool exchanged = ::renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, committed_.c_str(), RENAME_EXCHANGE) == 0;
+  const int why = exchanged ? 0 : errno;
+  if (why != EINVAL && why != ENOSYS && why != EOPNOTSUPP) return result(why, "exchange with " + committed_);
+  STRATA_RETURN_IF_ERROR(rename(committed_, replaced_));
+  Status taken = sync_path(root_);
+  if (taken.ok()) taken = rename(partial_, committed_);
+  if (!taken.ok()) ::rename(replaced_.c_str(), committed_.c_str());
+  return taken;
+}
+
+// A new name is announced first: after a kill between the renames, a load finds the newer checkpoint. One that is there
+// would count at once: it is announced when it has been replaced.
+Status ModelParts::publish() const {
+  const bool is_new = !exists(committed_);
+  STRATA_RETURN_IF_ERROR(sync_path(partial_));
+  if (is_new) STRATA_RETURN_IF_ERROR(announce());
+  STRATA_RETURN_IF_ERROR(take_name());
+  STRATA_RETURN_IF_ERROR(sync_path(root_));
+  if (!is_new) STRATA_RETURN_IF_ERROR(announce());
+  STRATA_RETURN_IF_ERROR(rename(root_ + "/.latest.next", root_ + "/latest"));
+  std::error_code ignored;  // what is left over is found again by the next save
+  for (const std::string& path : {partial_, replaced_}) fs::remove_all(path, ignored);
+  return sync_path(root_);
 }
 
 Status ModelParts::find(const Places& places, const std::string& root, const char* tag, std::string* part_root,
@@ -102,7 +146,7 @@ Status ModelParts::find(const Places& places, const std::string& root, const cha
   *found = tag ? tag : latest_of(root);
   *part_root = root;
   const bool parts = places.parts() > 1;
-  const std::string directory = root + "/" + *found;
+  const std::string directory = directory_of(root, *found);
   if (found->empty() || !exists(directory)) {
     if (!parts) return Ok();  // the plugin says what there is
     return {STRATA_NOT_FOUND, found->empty() ? root + "/latest names no checkpoint" : directory + " is not there"};

@@ -4,8 +4,9 @@
 //   <root>/latest                      as the checkpoint plugin has it where the model is one part
 //
 // Parts are written and committed below <root>/.<tag>.partial, which rank 0 of the world renames when all are: a tag is
-// there with all its parts or not at all. A model that is one part lies at <root>/<tag> itself, and nothing is done
-// here.
+// there with all its parts or not at all. What had the name before ends as <root>/.<tag>.replaced, and goes: see
+// plugins/checkpoint/replace.h, which does the same. A model that is one part lies at <root>/<tag> itself, and nothing
+// is done here.
 #pragma once
 
 #include <string>
@@ -17,11 +18,17 @@ namespace strata {
 class ModelParts {
  public:
   ModelParts(const Places& places, std::string root, std::string tag)
-      : places_(places), root_(std::move(root)), tag_(std::move(tag)), partial_(root_ + "/." + tag_ + ".partial") {}
+      : places_(places),
+        root_(std::move(root)),
+        tag_(std::move(tag)),
+        committed_(root_ + "/" + tag_),
+        partial_(root_ + "/." + tag_ + ".partial"),
+        replaced_(root_ + "/." + tag_ + ".replaced") {}
 
   // Where the plugin writes this rank's part.
   std::string save_root() const { return places_.parts() == 1 ? root_ : partial_ + "/" + places_.part_name(); }
-  // The three of rank 0. ALREADY_EXISTS; what a save that was killed left goes away.
+  // The three of rank 0. ALREADY_EXISTS: something else than a checkpoint has the name. What a save that was killed
+  // left goes away.
   Status make_room() const;
   Status publish() const;
   void abandon() const;
@@ -33,8 +40,11 @@ class ModelParts {
   static std::string file_of_part(const Places& places, const std::string& file);
 
  private:
+  Status announce() const;
+  Status take_name() const;
+
   const Places& places_;
-  const std::string root_, tag_, partial_;
+  const std::string root_, tag_, committed_, partial_, replaced_;
 };
 
 }  // namespace strata

@@ -15,6 +15,7 @@ using Among = Agreement::Among;
 namespace {
 
 constexpr uint64_t kLoadElements = 1u << 18;  // read from the file at once
+const char kSaveId[] = "strata.save_id";
 const char kUnitStep[] = "strata.unit_step/";
 const char kHostMeta[] = "host/";
 
@@ -63,7 +64,7 @@ struct Snapshot::Description {
 
 // `save_id` is new for each save and the same on all ranks: what a dead run left under the same tag never mixes in.
 Snapshot::Description::Description(Snapshot& s, bool weights_only, uint64_t save_id) : snapshot(s) {
-  add_int("strata.save_id", save_id);
+  add_int(kSaveId, save_id);
   const Layout& layout = s.layout_;
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> index;
   for (uint32_t u = 0; u < layout.units.size(); ++u) {
@@ -165,7 +166,8 @@ Status Snapshot::save(const std::string& root, const std::string& tag, const Run
   const strata_ckpt_save_args* args = description.finish(part_root.c_str(), tag.c_str());
   strata_ckpt_save* save = nullptr;
   const auto* api = checkpoint_.api();
-  Status done = end_phase(take_failure(api->write(checkpoint_.self(), args, &save)), what, save);
+  const Status written = take_failure(api->write(checkpoint_.self(), args, &save));
+  Status done = end_phase(written, what, save);
   if (done.ok() && weights) done = write_weights(args, what, &save);
   if (done.ok()) done = publish(what, save);
   return publish_parts(parts, done, what);
@@ -248,7 +250,10 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   if (mine.ok()) mine = match_params(info, &places);
   Status all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
   const auto tag_hash = [&info] { return fnv1a(info.tag, std::strlen(info.tag)); };
-  if (all.ok()) all = agreement_.same(Among::kEveryone, {{what + " (tag)", tag_hash()}}, what);
+  if (all.ok()) {  // a save that replaces it meanwhile would show some ranks the old one
+    const std::vector<Agreement::Value> common = {{what + " (tag)", tag_hash()}, {what + " (save)", found.save_id}};
+    all = agreement_.same(Among::kEveryone, common, what);
+  }
   if (all.ok()) {
     *changed = true;  // nothing was up to here
     all = agreement_.all_ok(Among::kEveryone, load_tensors(load, places).during(what), what);
@@ -267,6 +272,7 @@ Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
     const auto& o =
         *reinterpret_cast<const strata_option*>(reinterpret_cast<const char*>(info.meta) + k * info.meta_stride);
     const std::string key = o.key;
+    if (key == kSaveId) found.save_id = static_cast<uint64_t>(o.i);
     if (key == "strata.steps") found.steps = static_cast<uint64_t>(o.i);
     if (key == "strata.applied_steps") found.applied = static_cast<uint64_t>(o.i);
     if (key == "strata.skipped_steps") found.skipped = static_cast<uint64_t>(o.i);

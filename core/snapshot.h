@@ -19,6 +19,7 @@ namespace strata {
 // What travels beside the tensors.
 struct RunState {
   uint64_t steps = 0, applied = 0, skipped = 0;
+  uint64_t save_id = 0;                     // of the checkpoint that was loaded
   std::vector<uint64_t> unit_steps;         // by registered unit
   std::map<std::string, std::string> meta;  // the host's own
 };

@@ -327,13 +327,17 @@ STRATA_API strata_status STRATA_CALL strata_get_plugin_interface(strata_engine* 
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------ */
 
-/* Saves to <root>/<tag>, atomically; `latest` names it afterwards. Makes `root`, but not its parent. Between steps only
- * (no open micro-batch). Joins the update. [collective] */
+/* Saves to <root>/<tag>, atomically; `latest` names it afterwards. A checkpoint that is there is replaced: whenever the
+ * run ends, the old or the new one is whole. Makes `root`, but not its parent. Between steps only (no open
+ * micro-batch). Joins the update. [collective] ALREADY_EXISTS (rank 0): what is there is no checkpoint, or has other
+ * files in it */
 STRATA_API strata_status STRATA_CALL strata_save(strata_engine* engine, const char* root, const char* tag);
 /* Loads <root>/<tag> (NULL: what `latest` names), saved at any world size and stage, into the registered params: every
- * param and array must be there. [collective] NOT_FOUND, DATA_LOSS, INVALID_ARGUMENT (shape, dtype) */
+ * param and array must be there. [collective] NOT_FOUND, DATA_LOSS, INVALID_ARGUMENT (shape, dtype); when another job
+ * replaced it meanwhile UNAVAILABLE, or FAILED_PRECONDITION (ranks opened different ones) */
 STRATA_API strata_status STRATA_CALL strata_load(strata_engine* engine, const char* root, const char* tag);
-/* Writes every param's weight into one file, without a gather; its directory must be there. [collective] */
+/* Writes every param's weight into one file, without a gather; its directory must be there. [collective]
+ * ALREADY_EXISTS (rank 0): a file is never replaced */
 STRATA_API strata_status STRATA_CALL strata_export_weights(strata_engine* engine, const char* path);
 /* Values of the host's own that travel with checkpoints ("tokens", "epoch"), UTF-8; NULL removes one; load replaces
  * them. */

@@ -7,6 +7,7 @@
 
 #include "load.h"
 #include "plugin_kit/plugin_kit.h"
+#include "replace.h"
 #include "save.h"
 #include "strata/plugin.h"
 
@@ -41,6 +42,7 @@ std::unique_ptr<strata_ckpt_save> begin(const strata_ckpt_save_args& args) {
   save->root = with_slash_stripped(args.root);
   save->partial = save->root + "/." + save->description.tag + ".partial";
   save->committed = save->root + "/" + save->description.tag;
+  save->replaced = replaced_path(save->root, save->description.tag);
   return save;
 }
 
@@ -58,7 +60,7 @@ strata_status STRATA_CALL commit(strata_ckpt* self, strata_ckpt_save* save) {
   return guard(self->host, "checkpoint commit", [&] {
     const std::unique_ptr<strata_ckpt_save> owned(save);
     if (!save || save->description.rank != 0) return;
-    save->has_rank_files ? commit_checkpoint(*save) : commit_export(*save);
+    save->has_rank_files ? commit_checkpoint(*self, *save) : commit_export(*save);
   });
 }
 

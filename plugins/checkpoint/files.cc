@@ -35,12 +35,6 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-bool same_file(int fd, const std::string& path) {
-  struct stat a {
-  }, b{};
-  return ::fstat(fd, &a) == 0 && ::stat(path.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
 }  // namespace
 
 bool exists(const std::string& path) {
@@ -48,6 +42,17 @@ bool exists(const std::string& path) {
   if (::lstat(path.c_str(), &s) == 0) return true;
   if (errno == ENOENT || errno == ENOTDIR) return false;
   raise_errno(errno, "look at", path);
+}
+
+bool is_directory(const std::string& path) {
+  struct stat s {};
+  return ::lstat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+bool same_file(int fd, const std::string& path) {
+  struct stat a {
+  }, b{};
+  return ::fstat(fd, &a) == 0 && ::stat(path.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 uint64_t file_size(const std::string& path) {
@@ -99,6 +104,12 @@ void rename_new(const std::string& from, const std::string& to) {
     return;
   }
   raise_errno(errno, "rename " + from + " to", to);
+}
+
+bool exchange(const std::string& a, const std::string& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) return false;
+  raise_errno(errno, "exchange " + a + " with", b);
 }
 
 std::string read_text_file(const std::string& path) {

@@ -8,6 +8,8 @@
 namespace strata::checkpoint {
 
 bool exists(const std::string& path);
+bool is_directory(const std::string& path);  // a link to one is none
+bool same_file(int fd, const std::string& path);
 uint64_t file_size(const std::string& path);
 std::vector<std::string> list_directory(const std::string& path);  // without "." and ".."
 
@@ -17,6 +19,8 @@ void sync_path(const std::string& path);  // a file or a directory
 void rename_over(const std::string& from, const std::string& to);
 // Never replaces: ALREADY_EXISTS.
 void rename_new(const std::string& from, const std::string& to);
+// Exchanges two names in one step; false where the file system cannot.
+bool exchange(const std::string& a, const std::string& b);
 // Puts `text` into <directory>/<name> by way of a temporary file; on the disk when it returns.
 void write_text_file(const std::string& directory, const std::string& name, const std::string& text);
 std::string read_text_file(const std::string& path);

@@ -213,6 +213,7 @@ void File::write_text(const std::string& path, const std::string& text) {
   Id dataset = create_contiguous(path, H5T_STD_U8LE, {text.size()});
   check(H5Dwrite(dataset.get(), H5T_STD_U8LE, H5S_ALL, H5S_ALL, H5P_DEFAULT, text.data()), "write " + path);
   attach_number(dataset.get(), "xxh3", XXH3_64bits(text.data(), text.size()));
+  check(dataset.close(), "close " + path);  // which writes what HDF5 held back
 }
 
 void File::write_attribute(const char* name, const std::string& value) { attach_text(id_.get(), name, value); }

@@ -4,10 +4,13 @@
 // not of this save (fingerprint), not whole, or does not cover every param. Params become virtual datasets: a rank's
 // piece of a param is a flat range, cut into the fewest boxes of the param's shape.
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <set>
 
 #include "describe.h"
 #include "names.h"
+#include "replace.h"
 #include "save.h"
 
 namespace strata::checkpoint {
@@ -87,7 +90,8 @@ void remove_strangers(const strata_ckpt_save& save, const Description& d) {
   for (const RankFile& f : d.files) expected.insert(f.file);
   if (save.has_weights) expected.insert(kWeightsFile);
   for (const std::string& name : list_directory(save.partial)) {
-    if (!expected.count(name)) remove_quietly(save.partial + "/" + name);
+    const std::string path = save.partial + "/" + name;
+    if (!expected.count(name) && std::remove(path.c_str()) != 0) raise_errno(errno, "remove", path);
   }
 }
 
@@ -144,6 +148,10 @@ void write_index(const strata_ckpt_save& save, const Description& d) {
   sync_path(save.partial);
 }
 
+// A new tag is announced before it exists: a reader that comes after a kill between the two renames finds the newer
+// checkpoint (latest_tag in load.cc). One that is there would count at once: it is announced when it has been replaced.
+void announce(const strata_ckpt_save& save) { write_text_file(save.root, ".latest.next", save.description.tag + "\n"); }
+
 }  // namespace
 
 void raise_missing(const strata_ckpt_save& save, int32_t rank, const std::string& path) {
@@ -169,23 +177,31 @@ void add_ownership(Description& whole, const Description& of_rank) {
   }
 }
 
-void commit_checkpoint(strata_ckpt_save& save) {
+void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
+  bool is_new = true, in_one_step = true;
   try {
+    take_partial(save);
     const Description d = gather(save);
     if (save.has_weights) finish_weights(save);
     remove_strangers(save, d);
     write_index(save, d);
-    // Announced before it exists: a reader that comes after a kill between the two renames below finds the newer
-    // checkpoint (latest_tag in load.cc), and does not train again towards a tag that is taken.
-    write_text_file(save.root, ".latest.next", save.description.tag + "\n");
-    rename_new(save.partial, save.committed);
+    require_replaceable(save);
+    is_new = !exists(save.committed);
+    if (is_new) announce(save);
+    in_one_step = take_name(save);
   } catch (...) {
     remove_tree(save.partial);
     throw;
   }
   sync_path(save.root);
+  if (!is_new) announce(save);
   rename_over(save.root + "/.latest.next", save.root + "/latest");
   sync_path(save.root);
+  if (!is_new) remove_replaced(save);
+  if (in_one_step || self.said_two_renames.exchange(true)) return;
+  const std::string text = save.root + ": this file system cannot exchange two names; '" + save.description.tag +
+                           "' was replaced by two renames";
+  self.host->log(self.host->ctx, STRATA_LOG_INFO, "checkpoint", text.c_str());
 }
 
 }  // namespace strata::checkpoint

@@ -41,12 +41,12 @@ std::string latest_tag(const std::string& root) {
   const std::string next = root + "/.latest.next", path = root + "/latest";
   if (exists(next)) {
     const std::string tag = read_tag(next);
-    if (exists(root + "/" + tag)) return tag;
+    if (exists(directory_of(root, tag))) return tag;
   }
   if (!exists(root)) raise(STRATA_NOT_FOUND, root, ": there is no such directory");
   if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": there is no such file; ", tags_in(root));
   const std::string tag = read_tag(path);
-  if (!exists(root + "/" + tag)) {
+  if (!exists(directory_of(root, tag))) {
     raise(STRATA_NOT_FOUND, path, " names '", tag, "', but there is no ", root, "/", tag, "; ", tags_in(root));
   }
   return tag;
@@ -122,8 +122,8 @@ void fill_views(strata_ckpt_load& load) {
 
 }  // namespace
 
-RankFiles::RankFiles(std::string directory, const Description& d, bool verify, bool direct_io)
-    : directory_(std::move(directory)),
+RankFiles::RankFiles(const ReadDirectory& directory, const Description& d, bool verify, bool direct_io)
+    : directory_(directory),
       description_(d),
       verify_(verify),
       direct_io_(direct_io),
@@ -133,12 +133,14 @@ RankFiles::RankFiles(std::string directory, const Description& d, bool verify, b
   if (!buffer_) throw std::bad_alloc();
 }
 
-std::string RankFiles::path(size_t rank) const { return directory_ + "/" + description_.files[rank].file; }
+std::string RankFiles::path(size_t rank) const { return directory_.path() + "/" + description_.files[rank].file; }
 
 io::DirectFile& RankFiles::open(size_t rank) {
   if (!files_[rank]) {
     auto file = std::make_unique<io::DirectFile>();
-    if (const int e = file->open(path(rank), false, direct_io_)) raise_errno(e, "open", path(rank));
+    const int e = file->open(path(rank), false, direct_io_);
+    directory_.check();
+    if (e) raise_errno(e, "open", path(rank));
     files_[rank] = std::move(file);
   }
   return *files_[rank];
@@ -149,6 +151,7 @@ StoredArray& RankFiles::find(size_t rank, uint64_t segment, uint64_t array) {
   if (const auto found = arrays_.find(key); found != arrays_.end()) return found->second;
   const Segment& s = description_.segments[segment];
   const Array& a = s.arrays[array];
+  io::DirectFile& data_file = open(rank);
   StoredArray stored;
   h5::Place hashes;
   uint64_t blocks = 0;
@@ -158,13 +161,14 @@ StoredArray& RankFiles::find(size_t rank, uint64_t segment, uint64_t array) {
     const h5::Place data = file.find("/segments/" + a.path, s.owned[rank].count, a.element_bytes());
     stored.offset = data.offset;
     stored.bytes = data.bytes;
+    directory_.check();
     blocks = (data.bytes + kHashBlock - 1) / kHashBlock;
     if (verify_) hashes = file.find("/xxh3/" + a.path, blocks, sizeof(uint64_t));
   }
   if (verify_) {
     stored.hashes.resize(blocks);
     stored.verified.resize(blocks);
-    if (const int e = open(rank).read_at(hashes.offset, stored.hashes.data(), hashes.bytes)) {
+    if (const int e = data_file.read_at(hashes.offset, stored.hashes.data(), hashes.bytes)) {
       raise_errno(e, "read", path(rank));
     }
   }
@@ -233,12 +237,18 @@ std::unique_ptr<strata_ckpt_load> open_checkpoint(const strata_ckpt& self, const
   auto load = std::make_unique<strata_ckpt_load>();
   load->host = self.host;
   load->tag = tag ? tag : latest_tag(root);
-  const std::string directory = root + "/" + load->tag;
-  load->description = read_index(directory);
+  load->directory = std::make_unique<ReadDirectory>(directory_of(root, load->tag));
   const Description& d = load->description;
-  for (int32_t rank = 0; rank < d.world; ++rank) check_rank_file(directory, d, rank);
+  try {
+    load->description = read_index(load->directory->path());
+    for (int32_t rank = 0; rank < d.world; ++rank) check_rank_file(load->directory->path(), d, rank);
+  } catch (const Error&) {
+    load->directory->check();
+    throw;
+  }
+  load->directory->check();
   load->owners = d.owners_in_order();
-  load->files = std::make_unique<RankFiles>(directory, d, self.verify, self.direct_io);
+  load->files = std::make_unique<RankFiles>(*load->directory, d, self.verify, self.direct_io);
   fill_views(*load);
   return load;
 }

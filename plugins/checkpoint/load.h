@@ -14,7 +14,7 @@
 
 #include "io/direct_file.h"
 #include "model.h"
-#include "save.h"
+#include "replace.h"
 
 namespace strata::checkpoint {
 
@@ -29,7 +29,7 @@ struct StoredArray {
 // The rank files of one checkpoint, opened when first needed.
 class RankFiles {
  public:
-  RankFiles(std::string directory, const Description& d, bool verify, bool direct_io);
+  RankFiles(const ReadDirectory& directory, const Description& d, bool verify, bool direct_io);
   // Reads elements `part` (counted in the segment, inside the rank's own range).
   void read(size_t rank, uint64_t segment, uint64_t array, Range part, char* out);
 
@@ -48,7 +48,7 @@ class RankFiles {
   uint64_t read_part_of_block(const Source& from, uint64_t begin, uint64_t end, char* out);
   void verify_block(const Source& from, uint64_t block, const char* data);
 
-  const std::string directory_;
+  const ReadDirectory& directory_;
   const Description& description_;
   const bool verify_;
   const bool direct_io_;
@@ -62,6 +62,7 @@ class RankFiles {
 struct strata_ckpt_load {
   const strata_host* host;
   std::string tag;
+  std::unique_ptr<strata::checkpoint::ReadDirectory> directory;
   strata::checkpoint::Description description;
   std::vector<std::vector<size_t>> owners;  // per segment: ranks that own something, by offset
   std::unique_ptr<strata::checkpoint::RankFiles> files;

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "describe.h"
+#include "replace.h"
 #include "writer.h"
 
 namespace strata::checkpoint {
@@ -146,7 +147,10 @@ void remove_own(strata_ckpt_save& save) {
 
 void write_rank_file(strata_ckpt& self, const strata_ckpt_save_args& args, strata_ckpt_save& save) {
   const Description& d = save.description;
-  if (exists(save.committed)) raise(STRATA_ALREADY_EXISTS, save.committed, ": this tag is committed already");
+  if (d.rank == 0) {
+    put_right(save);
+    require_replaceable(save);
+  }
   const std::string name = rank_file_name(d.rank);
   const std::string temporary = save.partial + "/." + name;
   save.has_rank_files = true;

@@ -1,8 +1,9 @@
 // save.h - a save in progress, and what the phases of a save share.
 //
 // save.cc: a rank writes its own file. index.cc: rank 0 makes the checkpoint out of all of them. export.cc: the same
-// two phases for the one weight file, which is either a part of the checkpoint or all there is. The order of file
-// system calls is the commit protocol of docs/checkpoint_format.md: nothing incomplete ever has a final name.
+// two phases for the one weight file, which is either a part of the checkpoint or all there is. replace.cc: how it gets
+// its name. The order of file system calls is the commit protocol of docs/checkpoint_format.md: nothing incomplete ever
+// has a final name.
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,7 @@ struct strata_ckpt {
   bool direct_io;
   unsigned io_threads;
   std::atomic<bool> warned{false};
+  std::atomic<bool> said_two_renames{false};
 };
 
 // Between a successful write (or export phase) and commit or abandon.
@@ -29,8 +31,9 @@ struct strata_ckpt_save {
   bool has_rank_files = false;  // false: the one weight file alone
   bool has_weights = false;     // a weight file, alone or as part of the checkpoint
   std::string root;
-  std::string partial;    // directory of the save in progress
+  std::string partial;    // directory of the save in progress; from the commit on rank 0's own
   std::string committed;  // what it becomes: a directory, or the weight file
+  std::string replaced;   // where a checkpoint that had this name ends
   std::string file;       // this rank's file
   strata::checkpoint::WriterLock lock, weights_lock;
 };
@@ -48,7 +51,7 @@ std::string with_slash_stripped(std::string root);
 void remove_own(strata_ckpt_save& save);
 
 // index.cc
-void commit_checkpoint(strata_ckpt_save& save);
+void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save);
 // What rank 0 says of the rank descriptions it collects, here and in export.cc.
 [[noreturn]] void raise_missing(const strata_ckpt_save& save, int32_t rank, const std::string& path);
 void check_same_save(const strata_ckpt_save& save, int32_t rank, const std::string& path, const Description& found);

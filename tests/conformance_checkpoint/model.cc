@@ -145,6 +145,16 @@ Model ordinary_model(uint64_t seed) {
   return m;
 }
 
+Model small_model(uint64_t seed, int world) {
+  Model m(seed);
+  const auto s = m.segment("u/bf16", {{"weight", STRATA_BF16}, {"master", STRATA_F32}});
+  m.param(s, "w", {57, 133});
+  m.param(s, "empty", {0, 4});
+  m.meta("save_id", static_cast<int64_t>(seed));
+  m.shard(world);
+  return m;
+}
+
 SaveArgs::SaveArgs(const Model& model, const std::string& root, const std::string& tag, int rank)
     : model_(model), root_(root), tag_(tag), rank_(rank) {
   for (const SegmentSpec& s : model.segments) {

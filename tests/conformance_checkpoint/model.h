@@ -73,6 +73,9 @@ class Model {
 // A model with every kind of param: odd shapes, empty, scalar, tied, frozen, three dtypes, names that need escaping.
 Model ordinary_model(uint64_t seed = 0);
 
+// One param and an empty one, for saves that are made by the hundred.
+Model small_model(uint64_t seed, int world = 2);
+
 // The ABI's view of one rank of a model; the model must outlive it.
 class SaveArgs {
  public:

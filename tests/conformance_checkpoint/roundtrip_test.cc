@@ -304,14 +304,19 @@ TEST(Arguments, StructsMayGrow) {  // a longer element struct of a newer host: s
   EXPECT_EQ(instance.api->write(instance.self, &again.c, &s), STRATA_INVALID_ARGUMENT);
 }
 
-TEST(Commit, TagsAreCommittedOnce) {
+TEST(Commit, ATagIsReplaced) {
   TempDir dir;
   Model m = ordinary_model(1), other = ordinary_model(2);
-  m.shard(1);
+  m.shard(3);
   other.shard(1);
-  ASSERT_EQ(save(m, dir.path, "t"), STRATA_OK);
-  EXPECT_THAT(failed_write(other, dir.path, "t", STRATA_ALREADY_EXISTS), HasSubstr(dir.path + "/t"));
-  EXPECT_EQ(difference(m, dir.path, "t"), "");
+  ASSERT_EQ(save(m, dir.path, "t", true), STRATA_OK);
+  ASSERT_EQ(save(m, dir.path, "u"), STRATA_OK);
+  ASSERT_EQ(save(other, dir.path, "t"), STRATA_OK);
+  EXPECT_EQ(difference(other, dir.path, "t"), "");
+  EXPECT_EQ(difference(other, dir.path, nullptr), "") << "latest names it";
+  EXPECT_EQ(difference(m, dir.path, "u"), "");
+  EXPECT_FALSE(fs::exists(dir.path + "/t/weights.h5")) << "nothing of the old one is left";
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), {}), 3);
 }
 
 TEST(Commit, AbandonLeavesNothing) {

@@ -209,11 +209,18 @@ def test_save_and_load(tmp_path):
     with open_engine(stage=3) as e:
         unit, params = register(e)
         steps(e, unit, params, 1, 3)
-        e.meta["tokens"] = "99"
         e.save(tmp_path, "two")
+        e.meta["tokens"] = "99"
+        e.save(tmp_path, "two")  # in place of the first
         steps(e, unit, params, 3, 5)
         whole = {name: p.read("master") for name, p in params.items()}
         e.export_weights(tmp_path / "weights.h5")
+        with pytest.raises(strata.AlreadyExists, match="a file of this name exists"):
+            e.export_weights(tmp_path / "weights.h5")
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / "mine.txt").touch()
+        with pytest.raises(strata.AlreadyExists, match="has 'mine.txt' in it"):
+            e.save(tmp_path, "notes")
         assert (tmp_path / "weights.h5").stat().st_size > whole["w"].nbytes
 
     def resume(rank):

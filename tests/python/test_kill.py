@@ -174,6 +174,8 @@ def where(job, root, resumed):
         return "train"
     if (root / tag(done)).exists():
         return "save (committed, not said)" if committed(root) == done else "save (before latest)"
+    if (root / f".{tag(done)}.committing").exists():
+        return "save (commit)"
     return "save (files)" if (root / f".{tag(done)}.partial").exists() else "save (beginning)"
 
 

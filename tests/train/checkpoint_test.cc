@@ -132,12 +132,41 @@ TEST(Checkpoint, WrongLoadsAreRefusedOnAllRanksAndChangeNothing) {
   TempDir dir;
   const Trial t = trial(3, 2);
   run_on(t, [&](int, strata_engine* e) { return call(strata_save(e, dir.path.c_str(), "good")); });
-  run_on(t, [&](int rank, strata_engine* e) {
-    EXPECT_EQ(strata_save(e, dir.path.c_str(), "good"),
-              rank == 0 ? STRATA_ALREADY_EXISTS : strata_status(STRATA_ALREADY_EXISTS));
+  run_on(t, [&](int, strata_engine* e) {
     EXPECT_EQ(strata_load(e, dir.path.c_str(), "absent"), STRATA_NOT_FOUND) << strata_last_error();
     EXPECT_NE(strata_load(e, "/tmp/strata-no-such-directory", nullptr), STRATA_OK);
     return call(strata_load(e, dir.path.c_str(), "good"));
+  });
+}
+
+// The same tag again, by another world and stage, with and without the weight file. What is no checkpoint stays.
+TEST(Checkpoint, ATagIsSavedAgainInPlaceOfTheOldOne) {
+  TempDir dir;
+  Trial first = trial(3, 3), second = trial(2, 2);
+  first.overrides.push_back("zero_optimization.gather_16bit_weights_on_model_save=true");
+  const auto save_after = [&](const Trial& t, int from, int to) {
+    return run_on(t, [&](int rank, strata_engine* e) {
+      std::string error = steps(t, e, rank, from, to);
+      return error.empty() ? call(strata_save(e, dir.path.c_str(), "last")) : error;
+    });
+  };
+  const auto loaded = [&](const char* tag) {
+    return run_on(second, [&](int, strata_engine* e) { return call(strata_load(e, dir.path.c_str(), tag)); });
+  };
+  const Result old_state = save_after(first, 1, 1);
+  EXPECT_TRUE(loaded(nullptr) == old_state);
+  const Result new_state = save_after(second, 1, 2);
+  EXPECT_FALSE(new_state == old_state);
+  for (const char* tag : {"last", static_cast<const char*>(nullptr)}) EXPECT_TRUE(loaded(tag) == new_state);
+  EXPECT_FALSE(fs::exists(dir.path + "/last/weights.h5"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path), {}), 2);
+  std::ofstream(dir.path + "/last/notes.txt") << "mine";
+  run_on(second, [&](int rank, strata_engine* e) {
+    EXPECT_EQ(strata_save(e, dir.path.c_str(), "last"), rank == 0 ? STRATA_ALREADY_EXISTS : STRATA_ABORTED);
+    EXPECT_NE(std::string(strata_last_error()).find(rank == 0 ? "has 'notes.txt' in it" : "it failed on rank 0"),
+              std::string::npos)
+        << strata_last_error();
+    return call(strata_load(e, dir.path.c_str(), "last"));
   });
 }
 
@@ -207,7 +236,7 @@ TEST(Checkpoint, ErrorsSayWhatWasDoneOnce) {
     const std::string root = dir.path, odd_root = rank == 0 ? dir.path : dir.path + "/file/x";
     EXPECT_EQ(strata_save(e, root.c_str(), "good"), STRATA_OK) << strata_last_error();
     const std::function<strata_status()> wrong[] = {
-        [&] { return strata_save(e, root.c_str(), "good"); },
+        [&] { return strata_save(e, root.c_str(), "file"); },
         [&] { return strata_save(e, root.c_str(), " "); },
         [&] { return strata_save(e, root.c_str(), ".x"); },
         [&] { return strata_save(e, (root + "/file").c_str(), "t"); },

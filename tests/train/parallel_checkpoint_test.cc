@@ -6,9 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <thread>
 
+#include "strata/draft/fault_control.h"
 #include "strata/iface/checkpoint.h"
 #include "tests/support/plugin_fixture.h"
+#include "tests/support/tracer.h"
 #include "tests/train/by_hand.h"
 #include "tests/train/split_model.h"
 
@@ -86,7 +89,7 @@ std::vector<std::string> files_in(const std::string& directory) {
   return names;
 }
 
-const Cut kSaved = {2, 2, 2};
+const Cut kSaved = {2, 2, 2}, kSmall = {2, 1, 1};
 
 TEST(PartsOfACheckpoint, LoadAtAnyDataParallelSizeAndStage) {
   const TempDir dir;
@@ -178,17 +181,71 @@ TEST(PartsOfACheckpoint, AMissingPartIsNamedAndRefusedEverywhere) {
 
 TEST(PartsOfACheckpoint, ATakenOrImpossibleTagIsRefusedEverywhere) {
   const TempDir dir;
-  ASSERT_EQ(save(kSaved, dir.path, "a", 1), "");
+  ASSERT_EQ(save({1, 1, 2}, dir.path, "a", 1), "");
   on_ranks(kSaved, 1, [&](int rank, strata_engine* e) {
     const auto save_as = [&](const char* tag, strata_status code, const char* text) {
       EXPECT_EQ(strata_save(e, dir.path.c_str(), tag), rank == 0 ? code : STRATA_ABORTED) << rank << last();
       EXPECT_TRUE(says(rank == 0 ? text : "it failed on rank 0")) << rank << last();
     };
-    save_as("a", STRATA_ALREADY_EXISTS, "/a is there already");
+    save_as("a", STRATA_ALREADY_EXISTS, "/a is there, is no checkpoint of a model in parts");
     save_as("../b", STRATA_INVALID_ARGUMENT, "\"../b\"");
     save_as("latest", STRATA_INVALID_ARGUMENT, "\"latest\"");
     ASSERT_EQ(result_of(strata_save(e, dir.path.c_str(), "b")), "");
   });
+}
+
+uint64_t steps_of(strata_engine* e) {
+  strata_step_info info;
+  STRATA_INIT(&info);
+  EXPECT_EQ(strata_get_step_info(e, &info), STRATA_OK);
+  return info.steps;
+}
+
+uint64_t steps_in(const std::string& root, const char* tag) {
+  uint64_t steps = 0;
+  on_ranks(kSmall, 1, [&](int rank, strata_engine* e) {
+    ASSERT_EQ(result_of(strata_load(e, root.c_str(), tag)), "");
+    if (rank == 0) steps = steps_of(e);
+  });
+  return steps;
+}
+
+int save_two_steps(const std::string& root) { return save(kSmall, root, "a", 2) == "" ? 0 : 1; }
+
+// A save of "a" over "a", killed at any rename or failing there: "a" is what it was or what it becomes, in all parts,
+// `latest` names the newest, and the next save leaves nothing else.
+void strike_at_renames(bool kill, bool can_exchange) {
+  TempDir before;
+  ASSERT_EQ(save(kSmall, before.path, "a", 1), "");
+  ASSERT_EQ(save(kSmall, before.path, "other", 3), "");
+  int seen[3] = {};
+  for (int k = 1;; ++k) {
+    SCOPED_TRACE(testing::Message() << (kill ? "killed at" : "failed was") << " rename " << k);
+    TempDir dir;
+    fs::copy(before.path, dir.path, fs::copy_options::recursive);
+    const Struck struck = run_traced({k, kill, can_exchange, true}, save_two_steps, dir.path);
+    const uint64_t steps = steps_in(dir.path, "a"), latest = steps_in(dir.path, nullptr);
+    ASSERT_TRUE(steps == 1 || steps == 2) << steps;
+    ASSERT_TRUE(latest == 3 || (latest == 2 && steps == 2)) << latest << " " << steps;
+    ASSERT_TRUE(!struck.succeeded || steps == 2);
+    ++seen[steps];
+    ASSERT_EQ(save(kSmall, dir.path, "a", 2), "");
+    ASSERT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest", "other"}));
+    ASSERT_EQ(files_in(dir.path + "/a"), (std::vector<std::string>{"tp0of2-pp0of1", "tp1of2-pp0of1"}));
+    ASSERT_EQ(steps_in(dir.path, nullptr), 2u);
+    if (struck.calls < k) break;
+  }
+  EXPECT_GT(seen[1], 10);
+  EXPECT_GT(seen[2], 1);
+}
+
+TEST(PartsOfACheckpoint, AreReplacedTogetherWhateverIsKilledOrFails) {
+  SKIP_WITHOUT_TRACING();
+  strike_at_renames(true, true);
+  if (!can_fail_calls()) return;
+  strike_at_renames(true, false);
+  strike_at_renames(false, true);
+  strike_at_renames(false, false);
 }
 
 // One part's disk is full, or its commit fails: no tag, and the next save succeeds.
@@ -212,6 +269,83 @@ TEST(PartsOfACheckpoint, AFailureInOnePartLeavesNothing) {
     });
     EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest"})) << rule;
   }
+}
+
+// Any stage of a save of a tag that is there fails on one rank: an error everywhere, and the old one can be loaded.
+TEST(PartsOfACheckpoint, AFailureWhileReplacingLeavesTheOldOne) {
+  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
+  for (const auto& [cut, failing] : {std::pair{Cut{1, 1, 2}, 0}, {Cut{1, 1, 2}, 1}, {kSaved, 4}}) {
+    for (const std::string call : {"write:2", "export_weights:3", "export_weights:4", "commit:2"}) {
+      if (call == "commit:2" && failing == 1) continue;  // not its to publish
+      SCOPED_TRACE(testing::Message() << call << " on rank " << failing << " of " << cut.world());
+      const TempDir dir;
+      const auto trial_of = [&, cut = cut, failing = failing](int rank) {
+        Trial t = split_trial(cut, 1, 1);
+        t.overrides.push_back("zero_optimization.gather_16bit_weights_on_model_save=true");
+        t.manifest_extra = "[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\nrules = \"" +
+                           (rank == failing ? "checkpoint." + call + ":fail=RESOURCE_EXHAUSTED" : "") + "\"\n";
+        return t;
+      };
+      each_rank(cut.world(), trial_of,
+                [&, cut = cut, failing = failing](int rank, strata_engine* e, const auto& error) {
+                  ASSERT_TRUE(e) << error;
+                  ASSERT_EQ(build_split_model(e, whole_model(cut.pipeline)), "");
+                  ASSERT_EQ(result_of(strata_save(e, dir.path.c_str(), "a")), "");
+                  train(cut, e, 1);
+                  EXPECT_EQ(strata_save(e, dir.path.c_str(), "a"),
+                            rank == failing ? STRATA_RESOURCE_EXHAUSTED : STRATA_ABORTED);
+                  for (const char* tag : {"a", static_cast<const char*>(nullptr)}) {
+                    ASSERT_EQ(result_of(strata_load(e, dir.path.c_str(), tag)), "");
+                    EXPECT_EQ(steps_of(e), 0u);
+                  }
+                  train(cut, e, 1);
+                  ASSERT_EQ(result_of(strata_save(e, dir.path.c_str(), "a")), "");
+                  ASSERT_EQ(result_of(strata_load(e, dir.path.c_str(), nullptr)), "");
+                  EXPECT_EQ(steps_of(e), 1u);
+                });
+      EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest"}));
+    }
+  }
+}
+
+// Another job saves to the tag after rank 0 has opened the checkpoint and before rank 1 does: they notice, and load
+// again.
+TEST(ALoadWhileOthersSave, IsOfOneCheckpointOnAllRanks) {
+  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
+  const TempDir dir;
+  const Cut cut = {1, 1, 2};
+  ASSERT_EQ(save(cut, dir.path, "a", 1), "");
+  const auto trial_of = [&](int rank) {
+    Trial t = split_trial(cut, 1, 1);
+    t.manifest_extra =
+        std::string("[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\ntag = \"others\"\n") +
+        "rules = \"" + (rank == 1 ? "checkpoint.load_open:1:hold=others_save" : "") + "\"\n";
+    return t;
+  };
+  each_rank(cut.world(), trial_of, [&](int rank, strata_engine* e, const auto& error) {
+    ASSERT_TRUE(e) << error;
+    ASSERT_EQ(build_split_model(e, whole_model(cut.pipeline)), "");
+    std::thread others;
+    if (rank == 0) {
+      const void* table = nullptr;
+      ASSERT_EQ(strata_get_plugin_interface(e, "checkpoint", STRATA_FAULT_CONTROL, &table), STRATA_OK) << last();
+      others = std::thread([&, control = static_cast<const strata_fault_control_api*>(table)] {
+        const auto opened = [&] {
+          return control->count("others", 0, "load_info") == 1 && control->waiting("others_save") == 1;
+        };
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+        while (!opened() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        EXPECT_TRUE(opened());
+        EXPECT_EQ(save({1, 1, 1}, dir.path, "a", 2), "");
+        control->open_gate("others_save");
+      });
+    }
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), "a"), STRATA_FAILED_PRECONDITION) << rank;
+    EXPECT_TRUE(says("(save): rank 1 differs from rank 0")) << rank << last();
+    if (others.joinable()) others.join();
+    ASSERT_EQ(result_of(strata_load(e, dir.path.c_str(), "a")), "");
+    EXPECT_EQ(steps_of(e), 2u);
+  });
 }
 
 TEST(PartsOfACheckpoint, HaveAWeightFileEach) {

@@ -59,7 +59,8 @@ Ranks::Ranks(const Start& start) : start_(start) {
                                       start.nvme_path,
                                       start.checkpoints,
                                       std::to_string(start.steps),
-                                      start.out};
+                                      start.out,
+                                      start.tag};
     std::vector<std::string> variables = {"STRATA_JOB=" + job, "STRATA_RANK=" + std::to_string(rank),
                                           "STRATA_WORLD_SIZE=2"};
     std::vector<char*> argv = pointers_to(words), env = pointers_to(variables);

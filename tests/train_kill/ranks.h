@@ -15,6 +15,7 @@ struct Start {
   OnDisk what;
   std::string nvme_path, checkpoints, out;  // `out`.<rank> gets the output
   int steps;
+  std::string tag = "";  // of every checkpoint; "": one per step
 };
 
 class Ranks {

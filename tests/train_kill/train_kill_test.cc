@@ -198,5 +198,50 @@ TEST_F(KillOnDisk, ARestartEndsWithTheBitsOfARunNobodyKilled) {
   std::printf("\n");
 }
 
+// Every save replaces the one before, under one tag. Whoever is killed in one: the run goes on from the step of the
+// save before or of this one, never from none.
+TEST_F(KillOnDisk, OneTagIsAlwaysAWholeCheckpoint) {
+  DiskDir reference;
+  const std::string bits = finish(OnDisk::kState, reference);
+  int killed = 0, old_ones = 0, new_ones = 0;
+  for (int round = 0; killed < rounds() && round < 2 * rounds() && !HasFailure(); ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    std::mt19937 dice(kSeed + static_cast<unsigned>(round));
+    const std::vector<int> whom[] = {{0}, {1}, {0, 1}};
+    const std::vector<int> dead = whom[dice() % 3];
+    const int save = 2 + static_cast<int>(dice() % 2);
+    const auto delay = std::chrono::microseconds(dice() % 100000);
+    DiskDir checkpoints;
+    Start one_tag = start(OnDisk::kState, checkpoints);
+    one_tag.tag = "last";
+    const auto saved = [&](const Ranks& ranks) { return ranks.output(dead[0]).find("save " + tag_of(2 * save)); };
+    {
+      Ranks ranks(one_tag);
+      while (saved(ranks) == std::string::npos && !ranks.all_ended()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+      }
+      std::this_thread::sleep_for(delay);
+      killed += !ranks.all_ended();
+      ranks.kill(dead);
+      ranks.wait();
+    }
+    Ranks resumed(one_tag);
+    EXPECT_EQ(resumed.wait(), std::vector<int>({0, 0})) << resumed.output(0) << resumed.output(1);
+    EXPECT_TRUE(content(out.path + "/bits") == bits) << "other bits";
+    int from = 0;
+    const std::string said = resumed.output(0), loaded = "loaded ";
+    if (const size_t at = said.find(loaded); at != std::string::npos) from = std::stoi(said.substr(at + loaded.size()));
+    EXPECT_GE(from, 2 * save - 2) << said;
+    old_ones += from == 2 * save - 2;
+    new_ones += from >= 2 * save;
+    for (const auto& entry : fs::directory_iterator(checkpoints.path)) {
+      if (from == kSteps) break;  // it had nothing left to save: what the dead left stays
+      EXPECT_THAT(entry.path().filename().string(), testing::AnyOf("last", "latest"));
+    }
+  }
+  EXPECT_EQ(killed, rounds()) << "too many runs came to their end before";
+  std::printf("kills: %d; went on from the old one %d, from the new one %d\n", killed, old_ones, new_ones);
+}
+
 }  // namespace
 }  // namespace strata::test

@@ -11,6 +11,9 @@
  *   the core:    makes sure that every rank's write succeeded
  *   rank 0:      commit  (index file, sync, rename to <root>/<tag>, sync, then `latest`)
  * or           abandon on every rank. kill -9 at any moment loses at most the checkpoint in progress.
+ *
+ * A tag that is committed already is replaced by the commit: until then a load gets the old checkpoint, afterwards the
+ * new one, and whatever ends or fails on the way leaves one of them whole.
  */
 #ifndef STRATA_IFACE_CHECKPOINT_H
 #define STRATA_IFACE_CHECKPOINT_H
@@ -110,16 +113,19 @@ typedef struct strata_checkpoint_api {
 
   /* Required. Writes and syncs this rank's file. On success *out is handed to commit (rank 0) or abandon (all);
    * on failure nothing of this rank remains. [control][open] blocks. RESOURCE_EXHAUSTED before the data is written
-   * when the disk is too full; DATA_LOSS; ALREADY_EXISTS when the tag is committed already. */
+   * when the disk is too full; DATA_LOSS; on rank 0 ALREADY_EXISTS when the name is taken by anything that is no
+   * checkpoint, or has somebody's files in it: that is never removed. */
   strata_status(STRATA_CALL *write)(strata_ckpt *self, const strata_ckpt_save_args *args, strata_ckpt_save **out);
-  /* Required. Rank 0, once every rank's write succeeded: publishes. On other ranks: only frees. Frees `save` in any
-   * case. [control][open] blocks */
+  /* Required. Rank 0, once every rank's write succeeded: publishes, in place of what was committed under the tag. On
+   * other ranks: only frees. Frees `save` in any case. [control][open] blocks. ALREADY_EXISTS as above */
   strata_status(STRATA_CALL *commit)(strata_ckpt *self, strata_ckpt_save *save);
-  /* Required. Removes what this rank wrote and frees `save`. Cannot fail. [control][open] */
+  /* Required. Removes what this rank wrote and frees `save`. Cannot fail. A rank that does not know what became of the
+   * others may call it while rank 0 commits: nothing is taken out of that. [control][open] */
   void(STRATA_CALL *abandon)(strata_ckpt *self, strata_ckpt_save *save);
 
   /* Required. Opens a committed checkpoint; tag NULL: what `latest` names. Checks that every shard is there and
-   * whole: NOT_FOUND, DATA_LOSS name the file. [control][open] blocks */
+   * whole: NOT_FOUND, DATA_LOSS name the file. UNAVAILABLE, here and from load_read: a save replaced it meanwhile; what
+   * was read is of one checkpoint, never of two. [control][open] blocks */
   strata_status(STRATA_CALL *load_open)(strata_ckpt *self, const char *root, const char *tag, strata_ckpt_load **out);
   strata_status(STRATA_CALL *load_info)(strata_ckpt_load *load, strata_ckpt_info *out); /* Required. [control][open] */
   /* Required. Elements [offset, offset + count) of a param's flat data, in the array's own dtype ("weight": the
@@ -130,7 +136,7 @@ typedef struct strata_checkpoint_api {
 
   /* Required. One file with every param's "weight" under its name and in its own dtype, written by all ranks at once,
    * each its owned ranges, without a gather: same two phases and the same args (root: the directory, tag: the file
-   * name); finish with commit or abandon. [control][open] blocks
+   * name); finish with commit or abandon. A file is never replaced: ALREADY_EXISTS on rank 0. [control][open] blocks
    * Rank 0 lays the file out before the others write into it: the core puts a barrier between the phases.
    * *inout before phase 0 is NULL, or a save that `write` returned, with the same args as there: then the file is a
    * part of that checkpoint, and one commit publishes both. Afterwards it is the save; NULL after an error.

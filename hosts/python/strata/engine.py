@@ -226,7 +226,11 @@ class Engine:
     # ---- checkpoints ----
 
     def save(self, root, tag):
-        """Saves to <root>/<tag>, atomically; `latest` names it afterwards. Between steps only. Collective."""
+        """Saves to <root>/<tag>, atomically; `latest` names it afterwards. Between steps only. Collective.
+
+        A checkpoint of that tag is replaced; whatever happens, the old or the new one is whole. AlreadyExists on rank 0
+        when what is there is no checkpoint, or has other files in it.
+        """
         self._call("strata_save", os.fsencode(root), c_text(tag, "the tag"))
 
     def load(self, root, tag=None):
@@ -234,7 +238,7 @@ class Engine:
         self._call("strata_load", os.fsencode(root), None if tag is None else c_text(tag, "the tag"))
 
     def export_weights(self, path):
-        """Writes every param's weight into one file. Collective."""
+        """Writes every param's weight into one file. Collective. A file that is there is AlreadyExists on rank 0."""
         self._call("strata_export_weights", os.fsencode(path))
 
     # ---- calls ----

@@ -94,7 +94,8 @@ class DeepSpeedEngine(torch.nn.Module):
         super().__init__()
         self.module = inner.model
         inner.dropped_by = "engine.drop_gradients()"
-        self.__dict__.update(strata=inner, optimizer=optimizer, lr_scheduler=scheduler, report=manifest.report())
+        self.__dict__.update(strata=inner, optimizer=optimizer, lr_scheduler=scheduler,
+                             report=manifest.report(inner.device.type))
         self.global_steps, self.micro_steps = 0, 0
         self.global_rank, self.world_size = inner.rank, inner.world
         self.dp_world_size = inner.core.ranks.data_parallel_size
@@ -154,7 +155,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self.micro_steps -= self.micro_steps % self.gradient_accumulation_steps()
 
     def save_checkpoint(self, save_dir, tag=None, client_state=None):
-        """Collective. client_state: texts by name, which travel with the checkpoint."""
+        """Collective. client_state: texts by name, which travel with the checkpoint. One of that tag is replaced."""
         for key, value in (client_state or {}).items():
             self.strata.core.meta[key] = str(value)
         self.strata.save(save_dir, tag or f"global_step{self.global_steps}")
@@ -167,7 +168,7 @@ class DeepSpeedEngine(torch.nn.Module):
         return load_dir, {}
 
     def save_16bit_model(self, save_dir, save_filename="model.safetensors"):
-        """Collective; every rank writes its part of the one file."""
+        """Collective; every rank writes its part of the one file. One that is there is not replaced: AlreadyExists."""
         self.strata.core.export_weights(f"{save_dir}/{save_filename}")
         return True
 

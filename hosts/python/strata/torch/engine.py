@@ -241,7 +241,10 @@ class Engine:
         return state.load_state_dict(self, values, strict)
 
     def save(self, root, tag):
-        """Saves params, optimizer state and rank 0's persistent buffers to <root>/<tag>, atomically. Collective."""
+        """Saves params, optimizer state and rank 0's persistent buffers to <root>/<tag>, atomically. Collective.
+
+        A checkpoint of that tag is replaced; whatever happens, the old or the new one is whole.
+        """
         self.check_whole("engine.save")
         self._weights.check_given_back("engine.save")
         state.save(self, root, tag)

@@ -1,0 +1,274 @@
+// replace_test.cc - a save of a tag that is there: it replaces the old checkpoint, and whatever ends or fails on the
+// way leaves one of the two whole, never neither, never a mix.
+//
+// A child saves over "t"; beside it lies "other", which `latest` names. The child is killed at the k-th call that
+// changes a file, or that call fails, with and without a file system that can exchange names. Then a reader, by tag and
+// by `latest`, and the next save. The kill of every call is for STRATA_SOAK=1, as ./check soak runs it; else a seventh
+// of the calls, and all of the last, which publish.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+
+#include "tests/conformance_checkpoint/model.h"
+#include "tests/support/tracer.h"
+
+namespace fs = std::filesystem;
+
+namespace strata::test {
+namespace {
+
+using testing::HasSubstr;
+using Names = std::vector<std::string>;
+
+Names names_in(const std::string& directory) {
+  Names names;
+  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Other ranks than the new one has: files that must go.
+Model old_model() { return small_model(1, 3); }
+Model new_model() { return small_model(2, 2); }
+
+int save_new(const std::string& root) { return save(new_model(), root, "t") == STRATA_OK ? 0 : 1; }
+int save_new_with_weights(const std::string& root) { return save(new_model(), root, "t", true) == STRATA_OK ? 0 : 1; }
+
+class Replace : public testing::Test {
+ protected:
+  void prepare(bool weights) {
+    weights_ = weights;
+    ASSERT_EQ(save(old_model(), before_.path, "t", weights), STRATA_OK);
+    ASSERT_EQ(save(small_model(3), before_.path, "other"), STRATA_OK);
+    for (const Model& m : {old_model(), new_model()}) {
+      ASSERT_EQ(export_file(m, before_.path, "w.h5"), STRATA_OK);
+      right_.push_back(read_file(before_.path + "/w.h5"));
+      fs::remove(before_.path + "/w.h5");
+    }
+  }
+
+  void strike_at_calls(bool kill, bool can_exchange, bool weights) {
+    ASSERT_NO_FATAL_FAILURE(prepare(weights));
+    const int calls = Trial(*this).strike({0, kill, can_exchange}).calls;
+    const char* soak = std::getenv("STRATA_SOAK");
+    const bool all = soak && std::string(soak) == "1";
+    for (int k = 1; k <= calls; ++k) {
+      if (!all && k % 7 != 3 && k < calls - 35) continue;
+      SCOPED_TRACE(testing::Message() << (kill ? "killed at" : "failed was") << " call " << k << " of " << calls);
+      Trial trial(*this);
+      const Struck struck = trial.strike({k, kill, can_exchange});
+      ASSERT_EQ(struck.killed, kill);
+      ASSERT_NO_FATAL_FAILURE(trial.check(struck, can_exchange));
+      ASSERT_NO_FATAL_FAILURE(trial.check_next_save());
+    }
+    EXPECT_GT(seen_old_, 10);
+    EXPECT_GT(seen_new_, 5);
+    EXPECT_EQ(seen_aside_ > 0, !can_exchange && kill) << "the old one under its other name";
+  }
+
+  // A copy of what was there, and what becomes of it.
+  struct Trial {
+    explicit Trial(Replace& t) : test(t) { fs::copy(test.before_.path, dir.path, fs::copy_options::recursive); }
+    Struck strike(const Strike& strike) {
+      return run_traced(strike, test.weights_ ? save_new_with_weights : save_new, dir.path);
+    }
+    void check(const Struck& struck, bool can_exchange) {
+      const bool is_new = difference(new_model(), dir.path, "t").empty();
+      if (!is_new) {
+        ASSERT_EQ(difference(old_model(), dir.path, "t"), "");
+      }
+      ASSERT_TRUE(is_new || !struck.succeeded);
+      ASSERT_EQ(difference(small_model(3), dir.path, "other"), "");
+      if (const std::string other = difference(small_model(3), dir.path, nullptr); !other.empty()) {
+        ASSERT_TRUE(is_new) << "latest names an old checkpoint: " << other;
+        ASSERT_EQ(difference(new_model(), dir.path, nullptr), "");
+      }
+      const bool aside = !fs::exists(dir.path + "/t");
+      ASSERT_TRUE(!aside || !can_exchange);
+      const std::string weights = dir.path + (aside ? "/.t.replaced" : "/t") + "/weights.h5";
+      ASSERT_EQ(fs::exists(weights), test.weights_);
+      ASSERT_TRUE(!test.weights_ || read_file(weights) == test.right_[is_new]);
+      ++(is_new ? test.seen_new_ : test.seen_old_);
+      test.seen_aside_ += aside;
+    }
+    void check_next_save() {
+      const strata_status again = save(new_model(), dir.path, "t", test.weights_);
+      ASSERT_EQ(again, STRATA_OK) << failure_text(again);
+      ASSERT_EQ(difference(new_model(), dir.path, "t"), "");
+      ASSERT_EQ(difference(new_model(), dir.path, nullptr), "");
+      ASSERT_EQ(names_in(dir.path), (Names{"latest", "other", "t"}));
+      Names files = {"index.h5", "rank00000.h5", "rank00001.h5"};
+      if (test.weights_) files.push_back("weights.h5");
+      ASSERT_EQ(names_in(dir.path + "/t"), files);
+    }
+    Replace& test;
+    TempDir dir;
+  };
+
+  TempDir before_;
+  bool weights_ = false;
+  std::vector<std::string> right_;
+  int seen_old_ = 0, seen_new_ = 0, seen_aside_ = 0;
+};
+
+TEST_F(Replace, KilledAtAnyCall) {
+  SKIP_WITHOUT_TRACING();
+  strike_at_calls(true, true, false);
+}
+
+TEST_F(Replace, KilledAtAnyCallWithWeights) {
+  SKIP_WITHOUT_TRACING();
+  strike_at_calls(true, true, true);
+}
+
+TEST_F(Replace, KilledAtAnyCallWhereNamesCannotBeExchanged) {
+  SKIP_WITHOUT_TRACING();
+  if (!can_fail_calls()) GTEST_SKIP() << "calls cannot be made to fail on this processor";
+  strike_at_calls(true, false, false);
+}
+
+TEST_F(Replace, AnyCallFails) {
+  SKIP_WITHOUT_TRACING();
+  if (!can_fail_calls()) GTEST_SKIP() << "calls cannot be made to fail on this processor";
+  strike_at_calls(false, true, true);
+}
+
+TEST_F(Replace, AnyCallFailsWhereNamesCannotBeExchanged) {
+  SKIP_WITHOUT_TRACING();
+  if (!can_fail_calls()) GTEST_SKIP() << "calls cannot be made to fail on this processor";
+  strike_at_calls(false, false, false);
+}
+
+// A rank that does not know whether all succeeded abandons its save while rank 0 commits: at any moment.
+TEST_F(Replace, NothingIsTakenOutOfACommit) {
+  SKIP_WITHOUT_TRACING();
+  ASSERT_NO_FATAL_FAILURE(prepare(false));
+  const int calls = Trial(*this).strike({}).calls;
+  int failed = 0;
+  for (int k = 1; k <= calls; ++k) {
+    SCOPED_TRACE(testing::Message() << "at call " << k << " of " << calls);
+    Trial trial(*this);
+    const auto abandon = [&] { fs::remove(trial.dir.path + "/.t.partial/rank00001.h5"); };
+    const Struck struck = trial.strike({k, false, true, false, abandon});
+    ASSERT_NO_FATAL_FAILURE(trial.check(struck, true));
+    failed += !struck.succeeded;
+  }
+  EXPECT_GT(failed, 0);
+  EXPECT_LT(failed, calls / 2);
+}
+
+// Over and over the same tag, until the process dies at a random moment.
+TEST_F(Replace, KilledAtRandomTimes) {
+  SKIP_WITHOUT_FORK();
+  std::mt19937 random(5);
+  TempDir dir;
+  for (int round = 0; round < 24; ++round) {
+    ASSERT_EQ(save(small_model(0), dir.path, "t"), STRATA_OK);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (uint64_t seed = 1;; ++seed) {
+        if (save(small_model(seed), dir.path, "t") != STRATA_OK) ::_exit(1);
+      }
+    }
+    ::usleep(1000 + random() % 60000);
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the saver failed by itself";
+    uint64_t seed = 0;
+    while (seed < 1000 && !difference(small_model(seed), dir.path, nullptr).empty()) ++seed;
+    ASSERT_LT(seed, 1000u) << "round " << round << ": " << difference(small_model(0), dir.path, nullptr);
+  }
+}
+
+// Whoever reads while the tag is replaced gets the one he opened or an error, without hashes that would tell.
+TEST_F(Replace, AReaderSeesNoMix) {
+  Options options;
+  options.set("verify", false);
+  for (const bool read_before : {false, true}) {
+    TempDir dir;
+    const Model first = small_model(1), second = small_model(2);
+    ASSERT_EQ(save(first, dir.path, "t"), STRATA_OK);
+    Instance instance(0, 1, &options);
+    strata_ckpt_load* load = nullptr;
+    ASSERT_EQ(instance.api->load_open(instance.self, dir.path.c_str(), "t", &load), STRATA_OK);
+    std::vector<uint16_t> found(57 * 133), right(57 * 133);
+    const auto read = [&](uint64_t begin, uint64_t end) {
+      return instance.api->load_read(load, 0, "weight", begin, end - begin, &found[begin]);
+    };
+    if (read_before) {
+      ASSERT_EQ(read(0, 100), STRATA_OK);  // of rank 0's file, which is open from now on
+    }
+    ASSERT_EQ(save(second, dir.path, "t"), STRATA_OK);
+    ASSERT_EQ(save(second, dir.path, "t"), STRATA_OK);  // whose directory may have got the old one's inode
+    EXPECT_EQ(read(0, 2048), read_before ? STRATA_OK : STRATA_UNAVAILABLE);
+    EXPECT_EQ(read(0, found.size()), STRATA_UNAVAILABLE);  // rank 1's file
+    EXPECT_THAT(failure_text(STRATA_UNAVAILABLE), HasSubstr(dir.path + "/t: was replaced by another save"));
+    first.fill(0, 0, 0, right.size(), right.data());
+    if (read_before) {
+      EXPECT_TRUE(std::equal(found.begin(), found.begin() + 2048, right.begin()));
+    }
+    instance.api->load_close(load);
+    EXPECT_EQ(difference(second, dir.path, "t"), "");
+  }
+}
+
+// A directory, file or link of somebody's that has the name is left alone.
+TEST_F(Replace, WhatIsNoCheckpointIsNotReplaced) {
+  const auto expect_refused = [&](const std::string& root, const std::string& what) {
+    EXPECT_EQ(save(new_model(), root, "t"), STRATA_ALREADY_EXISTS);
+    const std::string text = failure_text(STRATA_ALREADY_EXISTS);
+    EXPECT_THAT(text, HasSubstr(root + "/t: " + what));
+    EXPECT_FALSE(fs::exists(root + "/.t.partial"));
+  };
+  TempDir dir;
+  write_file(dir.path + "/t", "mine");
+  expect_refused(dir.path, "is there, is no checkpoint");
+  fs::remove(dir.path + "/t");
+  ASSERT_EQ(save(old_model(), dir.path, "real"), STRATA_OK);
+  fs::create_symlink("real", dir.path + "/t");
+  expect_refused(dir.path, "is there, is no checkpoint");
+  fs::remove(dir.path + "/t");
+  fs::create_directory(dir.path + "/t");
+  write_file(dir.path + "/t/notes.txt", "mine");
+  expect_refused(dir.path, "has 'notes.txt' in it");
+  fs::rename(dir.path + "/t/notes.txt", dir.path + "/t/rank1.h5");  // not a name that a commit gives
+  expect_refused(dir.path, "has 'rank1.h5' in it");
+  EXPECT_EQ(read_file(dir.path + "/t/rank1.h5"), "mine");
+  fs::remove(dir.path + "/t/rank1.h5");
+  EXPECT_EQ(save(new_model(), dir.path, "t"), STRATA_OK);  // an empty directory
+  write_file(dir.path + "/t/notes.txt", "mine");
+  expect_refused(dir.path, "has 'notes.txt' in it");
+  EXPECT_EQ(difference(new_model(), dir.path, "t"), "") << "the old one is as it was";
+}
+
+// A damaged checkpoint is one, too, and a save that is given up leaves the old one.
+TEST_F(Replace, DamagedOnesAreReplacedAndAbandonedSavesAreNone) {
+  TempDir dir;
+  ASSERT_EQ(save(old_model(), dir.path, "t"), STRATA_OK);
+  const Model next = new_model();
+  Instance instance;
+  strata_ckpt_save* saves[2] = {};
+  for (int r = 0; r < 2; ++r) {
+    SaveArgs args(next, dir.path, "t", r);
+    ASSERT_EQ(instance.api->write(instance.self, &args.c, &saves[r]), STRATA_OK);
+  }
+  EXPECT_EQ(difference(old_model(), dir.path, "t"), "") << "while the next is being written";
+  for (auto* s : saves) instance.api->abandon(instance.self, s);
+  EXPECT_EQ(difference(old_model(), dir.path, "t"), "");
+  EXPECT_EQ(names_in(dir.path), (Names{"latest", "t"}));
+  write_file(dir.path + "/t/index.h5", "this is not HDF5");
+  fs::remove(dir.path + "/t/rank00001.h5");
+  ASSERT_EQ(save(next, dir.path, "t"), STRATA_OK);
+  EXPECT_EQ(difference(next, dir.path, nullptr), "");
+  EXPECT_EQ(names_in(dir.path + "/t"), (Names{"index.h5", "rank00000.h5", "rank00001.h5"}));
+}
+
+}  // namespace
+}  // namespace strata::test
