@@ -90,6 +90,7 @@ class Engine {
   Status place_states();
   Status make_plan();
   void count_sums();
+  std::string kept_state(TierKind tier) const;
   void warn_of_no_split() const;
   Status check_device_memory(uint64_t lent);
   std::string device_need() const;

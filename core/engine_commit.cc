@@ -167,9 +167,18 @@ Status Engine::place_states() {
       state_places_->choose(bytes, std::max(rest, static_cast<uint64_t>(offload.device_state_budget)));
   for (uint32_t u = 0; u < layout_.units.size(); ++u) sums.push_back(gradients_->memory().sum_bytes(u));
   state_places_->choose_sums(sums, offload.ratio < 1 ? 0 : left);
-  state_places_->choose_kept(bytes, static_cast<uint64_t>(offload.cpu_state_budget));
+  state_places_->keep_in_memory(bytes, states_->sizes(), static_cast<uint64_t>(offload.cpu_state_budget));
+  if (offload.split_update && offload.split_share >= 0) state_places_->stream(states_->sizes(), offload.split_share);
   return Ok();
 }
+
+namespace {
+// A share that is measured may come to be any of it.
+States::Streams streams_of(const OffloadOptimizerSettings& offload) {
+  if (!offload.split_update) return States::Streams::kNothing;
+  return offload.split_share < 0 ? States::Streams::kAny : States::Streams::kFront;
+}
+}  // namespace
 
 Status Engine::make_plan() {
   STRATA_RETURN_IF_ERROR(place_states());
@@ -183,7 +192,11 @@ Status Engine::make_plan() {
   gradients_->add_to(&plan_, pins);
   const uint64_t with = plan_.in(kDeviceTier), lent = lender_.lend ? with - own : 0;
   for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
-    plan_.add("optimizer state", tier, states_->bytes(tier), pins && offload.split_update && tier == kCpuTier);
+    plan_.add("optimizer state", tier, states_->bytes(tier), false, kept_state(tier));
+  }
+  if (pins && streams_of(offload) != States::Streams::kNothing) {
+    const bool any = streams_of(offload) == States::Streams::kAny;
+    plan_.pin("optimizer state", kCpuTier, any ? states_->bytes(kCpuTier) : states_->front_bytes());
   }
   plan_.add("state staging", kDeviceTier, states_->visit_bytes(false));
   plan_.add("state staging (host side)", streams ? kCpuTier : kDeviceTier, states_->visit_bytes(true), streams);
@@ -212,12 +225,28 @@ Status Engine::make_plan() {
   return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
 }
 
+namespace {
+std::string key_that_keeps(const OffloadOptimizerSettings& offload, TierKind tier) {
+  return tier == kCpuTier ? "cpu_state_budget" : offload.ratio < 1 ? "ratio" : "device_state_budget";
+}
+}  // namespace
+
+// What keeps optimizer state in `tier`, which is not the one it is offloaded to, and how much; "" where that is it.
+std::string Engine::kept_state(TierKind tier) const {
+  if (tier == state_tier_->kind() || states_->bytes(tier) == 0) return "";
+  const std::string key = key_that_keeps(settings_.zero_optimization.offload_optimizer, tier);
+  std::string value;
+  (void)setting_text(settings_, "zero_optimization.offload_optimizer." + key, &value);
+  const uint64_t all = states_->bytes(kDeviceTier) + states_->bytes(kCpuTier) + states_->bytes(kNvmeTier);
+  return kept_note(states_->bytes(tier), all, key + " = " + value);
+}
+
 void Engine::warn_of_no_split() const {
   const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
   if (!offload.split_update || states_->bytes(kCpuTier) > 0) return;
   std::string why = "no param is trained";
   if (states_->bytes(kDeviceTier) > 0) {
-    const std::string key = offload.ratio < 1 ? "ratio" : "device_state_budget";
+    const std::string key = key_that_keeps(offload, kDeviceTier);
     std::string value;
     (void)setting_text(settings_, "zero_optimization.offload_optimizer." + key, &value);
     why = key + " (" + value + ") keeps all optimizer state on the device";
@@ -292,7 +321,7 @@ Status Engine::allocate_parts() {
   const MemoryNear near(settings_.bind_threads ? cores_.node : -1);
   STRATA_RETURN_IF_ERROR(weights_->allocate(bound_to_));
   STRATA_RETURN_IF_ERROR(gradients_->allocate());
-  STRATA_RETURN_IF_ERROR(states_->allocate(settings_.zero_optimization.offload_optimizer.split_update));
+  STRATA_RETURN_IF_ERROR(states_->allocate(streams_of(settings_.zero_optimization.offload_optimizer)));
   STRATA_RETURN_IF_ERROR(updater_->allocate());
   STRATA_RETURN_IF_ERROR(trace_->allocate());
   return tensors_->allocate();

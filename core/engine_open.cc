@@ -93,6 +93,9 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
   open_args_.rank = ranks.rank;
   open_args_.world = ranks.world;
+  // By this name the ranks met, so it is the same on all of them: of the host, else of the launcher.
+  if (ranks.job && *ranks.job) job_ = ranks.job;
+  open_args_.job = job_.empty() ? nullptr : job_.c_str();
   if (ranks.world > 1) *log_rank_ = ranks.rank;
   open_args_.local_rank = ranks.local_rank;
   local_world_ = open_args_.local_world = ranks.local_world;

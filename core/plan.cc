@@ -39,6 +39,17 @@ std::string size_text(uint64_t bytes) {
 
 std::string bytes_text(uint64_t bytes) { return size_text(bytes) + " (" + std::to_string(bytes) + " bytes)"; }
 
+std::string kept_note(uint64_t kept, uint64_t all, const std::string& setting) {
+  char percent[32];
+  std::snprintf(percent, sizeof(percent), "%.1f %%", 100 * static_cast<double>(kept) / static_cast<double>(all));
+  return std::string(percent) + " of it, by " + setting;
+}
+
+std::string buffers_note(uint64_t count, uint64_t elements, uint64_t asked, const std::string& why) {
+  return std::to_string(count) + " of " + std::to_string(elements) + " elements, buffer_size " + std::to_string(asked) +
+         (elements == asked ? "" : ": " + why);
+}
+
 void Plan::set(const std::string& what, TierKind tier, uint64_t bytes) {
   for (PlanItem& item : items) {
     if (item.what == what && item.tier == tier) {
@@ -49,6 +60,12 @@ void Plan::set(const std::string& what, TierKind tier, uint64_t bytes) {
   add(what, tier, bytes);
 }
 
+void Plan::pin(const std::string& what, TierKind tier, uint64_t bytes) {
+  for (PlanItem& item : items) {
+    if (item.what == what && item.tier == tier) item.pinned = bytes;
+  }
+}
+
 uint64_t Plan::in(TierKind tier) const {
   uint64_t sum = 0;
   for (const PlanItem& item : items) sum += item.tier == tier ? item.bytes : 0;
@@ -57,14 +74,15 @@ uint64_t Plan::in(TierKind tier) const {
 
 uint64_t Plan::pinned() const {
   uint64_t sum = 0;
-  for (const PlanItem& item : items) sum += item.pinned ? item.bytes : 0;
+  for (const PlanItem& item : items) sum += item.pinned;
   return sum;
 }
 
 std::vector<std::string> Plan::lines() const {
   std::vector<std::string> lines;
   for (const PlanItem& item : items) {
-    lines.push_back(std::string(tier_name(item.tier)) + ": " + item.what + " " + bytes_text(item.bytes));
+    lines.push_back(std::string(tier_name(item.tier)) + ": " + item.what + " " + bytes_text(item.bytes) +
+                    (item.note.empty() ? "" : "; " + item.note));
   }
   for (TierKind tier : {kDeviceTier, kCpuTier, kNvmeTier}) {
     if (in(tier) > 0) lines.push_back(std::string(tier_name(tier)) + ": in all " + bytes_text(in(tier)));

@@ -17,16 +17,24 @@ struct PlanItem {
   std::string what;
   TierKind tier;
   uint64_t bytes;
-  bool pinned;  // page-locked host memory
+  uint64_t pinned;   // of them page-locked
+  std::string note;  // which settings made it so, for the log
 };
+
+// "41.3 % of it, by cpu_state_budget = 1000000": what a budget came to.
+std::string kept_note(uint64_t kept, uint64_t all, const std::string& setting);
+// "4 of 999424 elements, buffer_size 1000000: why it is not that".
+std::string buffers_note(uint64_t count, uint64_t elements, uint64_t asked, const std::string& why);
 
 struct Plan {
   std::deque<PlanItem> items;  // a host may keep their names
-  void add(std::string what, TierKind tier, uint64_t bytes, bool pinned = false) {
-    if (bytes > 0) items.push_back({std::move(what), tier, bytes, pinned});
+  void add(std::string what, TierKind tier, uint64_t bytes, bool pinned = false, std::string note = "") {
+    if (bytes > 0) items.push_back({std::move(what), tier, bytes, pinned ? bytes : 0, std::move(note)});
   }
   // In place of what was there under this name.
   void set(const std::string& what, TierKind tier, uint64_t bytes);
+  // So many bytes of what is there under this name, if anything is, are page-locked.
+  void pin(const std::string& what, TierKind tier, uint64_t bytes);
   uint64_t in(TierKind tier) const;
   uint64_t pinned() const;
   // One line per item and one per tier, for the log.

@@ -3,9 +3,10 @@
 //
 // All of it in the tier of the manifest; or, where state is offloaded and the device has a budget for some of it, units
 // in their order on the device as long as that lasts, and the rest in the tier. What is then left of the budget keeps
-// sums of further units on the device. Where the tier is no memory, a budget of host memory keeps the same share of
-// every segment of the rest, so that what is read and written lies evenly over the forward order. Decided once, before
-// anything is allocated.
+// sums of further units on the device. The front of a segment, its first elements, lies apart from the rest of it: what
+// a budget of host memory keeps where the tier is no memory, or what the device updates where the manifest says how
+// much that is. It is the same share of every segment, so that what is moved lies evenly over the forward order.
+// Decided once, before anything is allocated.
 #pragma once
 
 #include <algorithm>
@@ -39,19 +40,23 @@ class StatePlaces {
     (void)keep(bytes, device_budget, &sums_);
   }
 
-  // After choose.
-  void choose_kept(const std::vector<uint64_t>& bytes, uint64_t memory_budget) {
+  // Elements of each segment of each unit, in whole blocks of kShardElements; 0 where there is no state.
+  using Sizes = std::vector<std::vector<uint64_t>>;
+  // After choose. `bytes` as there.
+  void keep_in_memory(const std::vector<uint64_t>& bytes, const Sizes& sizes, uint64_t budget) {
     uint64_t all = 0;
     for (size_t u = 0; u < bytes.size(); ++u) all += on_device_[u] ? 0 : bytes[u];
-    if (memory_ && all > 0) kept_ = {std::min(memory_budget, all), all};
+    if (memory_ && all > 0) choose_front(sizes, std::min(budget, all), all, false);
   }
-  // Of `elements`, whole blocks of kShardElements, of a segment of `unit`: how many, from the first on, are kept.
-  uint64_t kept(uint32_t unit, uint64_t elements) const {
-    __extension__ using Wide = unsigned __int128;
-    const Wide blocks = elements / kShardElements;
-    return on_device_[unit] ? 0 : static_cast<uint64_t>(blocks * kept_.part / kept_.all) * kShardElements;
+  // Of all of them together this share, to a block.
+  void stream(const Sizes& sizes, double share) {
+    constexpr uint64_t kWhole = uint64_t{1} << 40;
+    choose_front(sizes, static_cast<uint64_t>(share * static_cast<double>(kWhole)), kWhole, true);
   }
-  const Tier& memory() const { return *memory_; }
+  // How many elements of a segment are its front.
+  uint64_t front(uint32_t unit, uint32_t segment) const { return front_.empty() ? 0 : front_[unit][segment]; }
+  // Where fronts lie.
+  const Tier& front_tier() const { return memory_ ? *memory_ : tier_; }
 
   // The manifest's tier: where state is that the device does not keep.
   const Tier& offload() const { return tier_; }
@@ -73,13 +78,24 @@ class StatePlaces {
     }
     return budget;
   }
+  // `carries`: what a segment lacks to a whole block is the next one's.
+  void choose_front(const Sizes& sizes, uint64_t part, uint64_t all, bool carries) {
+    __extension__ using Wide = unsigned __int128;
+    Wide left = carries ? all / 2 : 0;
+    front_.assign(sizes.size(), {});
+    for (size_t u = 0; u < sizes.size(); ++u) {
+      for (const uint64_t elements : sizes[u]) {
+        const Wide blocks = on_device_[u] ? 0 : Wide{elements / kShardElements} * part + left;
+        if (!on_device_[u]) left = carries ? blocks % all : 0;
+        front_[u].push_back(static_cast<uint64_t>(blocks / all) * kShardElements);
+      }
+    }
+  }
   const Device& device_;
   const Tier& device_tier_;
   const Tier& tier_;
   const Tier* const memory_;
-  struct {
-    uint64_t part = 0, all = 1;
-  } kept_;                              // share of all bytes
+  Sizes front_;                         // by unit and segment; none: no segment has one
   std::vector<bool> on_device_, sums_;  // by unit
 };
 

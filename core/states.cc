@@ -69,14 +69,15 @@ Status States::check_memory(const strata_optim_layout& layout, bool on_host) con
                                           "optim_adamw, or zero_optimization.offload_optimizer.device = \"none\""};
 }
 
-uint64_t States::bytes_of(uint32_t unit, bool kept) const {
+uint64_t States::bytes_of(uint32_t unit, bool front) const {
   uint64_t bytes = 0;
-  for (const Segment& s : layout_.units[unit].segments) {
+  for (uint32_t i = 0; i < layout_.units[unit].segments.size(); ++i) {
+    const Segment& s = layout_.units[unit].segments[i];
     if (!s.trainable) continue;
-    const uint64_t owned = layout_.owned(s).size(), in_memory = places_.kept(unit, owned);
+    const uint64_t owned = layout_.owned(s).size(), in_front = places_.front(unit, i);
     const auto& layout = layout_of(s);
     for (uint32_t a = 0; a < layout.array_count; ++a) {
-      bytes += (kept ? in_memory : owned - in_memory) * layout.arrays[a].bytes_per_element;
+      bytes += (front ? in_front : owned - in_front) * layout.arrays[a].bytes_per_element;
     }
   }
   return bytes;
@@ -91,6 +92,21 @@ uint64_t States::bytes(TierKind tier) const {
   return bytes;
 }
 
+uint64_t States::front_bytes() const {
+  uint64_t bytes = 0;
+  for (uint32_t u = 0; u < layout_.units.size(); ++u) bytes += bytes_of(u, true);
+  return bytes;
+}
+
+StatePlaces::Sizes States::sizes() const {
+  StatePlaces::Sizes sizes;
+  for (const Unit& u : layout_.units) {
+    auto& unit = sizes.emplace_back();
+    for (const Segment& s : u.segments) unit.push_back(s.trainable ? layout_.owned(s).size() : 0);
+  }
+  return sizes;
+}
+
 uint64_t States::bounce_bytes() const {
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     if (optimizers_.on_device && device_.is_asynchronous() && !weights_.addressable(u)) return kBounceBytes;
@@ -98,25 +114,27 @@ uint64_t States::bounce_bytes() const {
   return 0;
 }
 
-uint64_t States::visit_bytes(bool on_host) const { return largest_buffer(kVisitElements, on_host); }
+uint64_t States::visit_bytes(bool on_host) const { return largest_buffer(kVisitElements, on_host).bytes; }
 
-// Of what is kept in memory only the weight may have to pass through a buffer.
-uint64_t States::largest_buffer(uint64_t elements, bool on_host) const {
-  uint64_t largest = 0;
+// Of a front that is kept in memory only the weight may have to pass through a buffer.
+States::Buffer States::largest_buffer(uint64_t elements, bool on_host) const {
+  Buffer largest;
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     for (uint32_t i = 0; i < layout_.units[u].segments.size() && places_.on_host(u) == on_host; ++i) {
       const Segment& s = layout_.units[u].segments[i];
-      for (const uint64_t begin : {uint64_t{0}, kept(u, i)}) {
+      for (const uint64_t begin : {uint64_t{0}, front(u, i)}) {
         const Piece piece{u, i, begin, std::min(elements, layout_.owned(s).size() - begin)};
-        if (s.trainable) largest = std::max(largest, buffer_bytes(piece));
+        const uint64_t bytes = s.trainable ? buffer_bytes(piece) : 0;
+        if (bytes > largest.bytes) largest = {bytes, piece.count};
       }
     }
   }
   return largest;
 }
 
-Status States::allocate(bool streamed) {
-  const uint32_t flags = streamed ? 0 : STRATA_REGION_HOST_ONLY;
+Status States::allocate(Streams streams) {
+  const uint32_t front_flags = streams == Streams::kNothing ? STRATA_REGION_HOST_ONLY : 0;
+  const uint32_t flags = streams == Streams::kAny ? 0 : STRATA_REGION_HOST_ONLY;
   for (const bool on_host : {false, true}) {
     Memory* buffer = &visit_buffers_[on_host ? 1 : 0];
     STRATA_RETURN_IF_ERROR(memory_for_updates(on_host, visit_bytes(on_host), buffer).during("state staging"));
@@ -125,20 +143,22 @@ Status States::allocate(bool streamed) {
   for (uint32_t u = 0; u < layout_.units.size(); ++u) {
     const Tier& tier = places_.tier(u);
     auto& unit = arrays_.emplace_back();
-    for (const Segment& s : layout_.units[u].segments) {
+    for (uint32_t i = 0; i < layout_.units[u].segments.size(); ++i) {
+      const Segment& s = layout_.units[u].segments[i];
       Arrays& arrays = unit.emplace_back();
       if (!s.trainable) continue;
       const auto& layout = layout_of(s);
-      const uint64_t owned = layout_.owned(s).size(), in_memory = places_.kept(u, owned);
+      const uint64_t owned = layout_.owned(s).size(), in_front = places_.front(u, i);
       for (uint32_t a = 0; a < layout.array_count; ++a) {
         const std::string label = s.name + " " + layout.arrays[a].name;
-        const uint64_t size = layout.arrays[a].bytes_per_element, bytes = (owned - in_memory) * size;
+        const uint64_t size = layout.arrays[a].bytes_per_element, bytes = (owned - in_front) * size;
         STRATA_RETURN_IF_ERROR(tier.alloc(bytes, label, &arrays.rest.emplace_back(), flags));
         if (tier.kind() == kDeviceTier && bytes > 0) {
           STRATA_RETURN_IF_ERROR(device_.zero(arrays.rest.back().address(), bytes));
         }
-        if (in_memory == 0) continue;
-        STRATA_RETURN_IF_ERROR(places_.memory().alloc(in_memory * size, label, &arrays.kept.emplace_back(), flags));
+        if (in_front == 0) continue;
+        Region& region = arrays.front.emplace_back();
+        STRATA_RETURN_IF_ERROR(places_.front_tier().alloc(in_front * size, label, &region, front_flags));
       }
     }
   }
@@ -156,8 +176,8 @@ int States::canonical_index(const Segment& s, const std::string& name) const {
 States::Place States::place(const Piece& piece, uint32_t array) const {
   const Arrays& arrays = arrays_[piece.unit][piece.segment];
   const uint64_t size = layout_of(segment(piece)).arrays[array].bytes_per_element;
-  if (is_kept(piece)) return {arrays.kept[array], piece.begin * size};
-  return {arrays.rest[array], (piece.begin - kept(piece.unit, piece.segment)) * size};
+  if (in_front(piece)) return {arrays.front[array], piece.begin * size};
+  return {arrays.rest[array], (piece.begin - front(piece.unit, piece.segment)) * size};
 }
 
 uint64_t States::array_bytes(const Piece& piece) const {
@@ -284,7 +304,7 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
   while (first < end) {
     Piece piece{unit, segment, first / kShardElements * kShardElements, 0};
     piece.count = std::min(round_up(end, kShardElements) - piece.begin, kVisitElements);
-    if (is_kept(piece)) piece.count = std::min(piece.count, kept(unit, segment) - piece.begin);
+    if (in_front(piece)) piece.count = std::min(piece.count, front(unit, segment) - piece.begin);
     std::vector<void*> arrays;
     std::vector<Work> done;
     // A transfer that was refused does not end those begun before it.

@@ -31,14 +31,21 @@ class States {
   Status declare();
   uint64_t bytes_of(uint32_t unit) const { return bytes_of(unit, false) + bytes_of(unit, true); }
   uint64_t bytes(TierKind tier) const;
+  uint64_t front_bytes() const;
+  // Elements of each segment that have state.
+  StatePlaces::Sizes sizes() const;
   // Of buffers for `visit`, for state whose update runs on the host, or on the device.
   uint64_t visit_bytes(bool on_host) const;
-  // The same for any pieces of up to `elements` that are not streamed.
-  uint64_t largest_buffer(uint64_t elements, bool on_host) const;
+  // The largest of the same for any pieces of up to `elements` that are not streamed.
+  struct Buffer {
+    uint64_t bytes = 0, elements = 0;
+  };
+  Buffer largest_buffer(uint64_t elements, bool on_host) const;
   // Weights on disk that the device updates pass through this much host memory.
   uint64_t bounce_bytes() const;
-  // `streamed`: the device updates some of what lies in host memory.
-  Status allocate(bool streamed);
+  // Of what lies in host memory, what the device will copy.
+  enum class Streams { kNothing, kFront, kAny };
+  Status allocate(Streams streams);
 
   const StatePlaces& places() const { return places_; }
   const strata_optim_layout& layout_of(const Segment& s) const { return layouts_[static_cast<size_t>(s.dtype)]; }
@@ -49,13 +56,11 @@ class States {
   // A piece of a segment: elements [begin, begin + count) of what this rank owns, both multiples of 2,048.
   struct Piece {
     uint32_t unit = 0, segment = 0;
-    uint64_t begin = 0, count = 0;  // all of it before kept(), or all of it behind
+    uint64_t begin = 0, count = 0;  // all of it in front(), or all of it behind
     bool streamed = false;          // lies in host memory, and is brought to the device for its update
   };
-  // How much of a segment's state lies in host memory although the tier is none: elements from the first on.
-  uint64_t kept(uint32_t unit, uint32_t segment) const {
-    return places_.kept(unit, layout_.owned(layout_.units[unit].segments[segment]).size());
-  }
+  // How much of a segment's state lies apart, elements from the first on: see StatePlaces.
+  uint64_t front(uint32_t unit, uint32_t segment) const { return places_.front(unit, segment); }
   // Where its update runs, and what does it.
   bool on_host(const Piece& piece) const { return places_.on_host(piece.unit) && !piece.streamed; }
   const Optimizer& optimizer() const { return *optimizers_.main; }
@@ -86,16 +91,16 @@ class States {
   Status visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn);
 
  private:
-  uint64_t bytes_of(uint32_t unit, bool kept) const;
+  uint64_t bytes_of(uint32_t unit, bool front) const;
   Status check_on_device(const Segment& s) const;
   Status check_memory(const strata_optim_layout& layout, bool on_host) const;
   const Segment& segment(const Piece& piece) const { return layout_.units[piece.unit].segments[piece.segment]; }
   uint64_t array_bytes(const Piece& piece) const;
   uint64_t weight_bytes(const Piece& piece) const { return piece.count * dtype_size(segment(piece).dtype); }
   bool state_in_place(const Piece& piece) const {
-    return (places_.tier(piece.unit).addressable() || is_kept(piece)) && !piece.streamed;
+    return (places_.tier(piece.unit).addressable() || in_front(piece)) && !piece.streamed;
   }
-  bool is_kept(const Piece& piece) const { return piece.begin < kept(piece.unit, piece.segment); }
+  bool in_front(const Piece& piece) const { return piece.begin < front(piece.unit, piece.segment); }
   // Where an array of it lies.
   struct Place {
     const Region& region;
@@ -120,7 +125,7 @@ class States {
   const Weights& weights_;
   strata_optim_layout layouts_[8] = {};  // by dtype
   struct Arrays {
-    std::vector<Region> kept, rest;
+    std::vector<Region> front, rest;
   };
   std::vector<std::vector<Arrays>> arrays_;  // [unit][segment]
   Memory visit_buffers_[2];                  // on the device; of the host

@@ -1,25 +1,26 @@
 // bench_io.cc - `strata bench io`: what disks give to the NVMe tier, and the settings that get most of it.
 //
 // Each path is read, written, and both at once, through the queue that the tier uses (libs/io), at several depths and
-// piece sizes: a file of its own, written once before, is moved for a fixed time each. The recommendation is the
-// smallest depth and piece within 3 percent of the best mixed rate, and shares in proportion to the mixed rates.
+// piece sizes: a file of its own, written once before, is moved for a fixed time each, in several rounds over all of
+// them. What follows from the rates is in io_advice.h; docs/bench_io.md explains the output.
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
+#include <filesystem>
 #include <iomanip>
 #include <iostream>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "host_memory/host_memory.h"
 #include "io/alignment.h"
-#include "io/queue.h"
+#include "io/in_memory.h"
+#include "io/load.h"
 #include "tools/commands.h"
+#include "tools/io_advice.h"
 
 namespace strata::cli {
 namespace {
@@ -28,24 +29,16 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr unsigned kDepths[] = {1, 4, 16, 32};
 constexpr uint64_t kPieces[] = {kMiB / 8, kMiB, 4 * kMiB};
 constexpr uint64_t kMemory = 128 * kMiB;  // the deepest queue of the largest pieces
-constexpr double kGoodEnough = 0.97;
 
-struct Rates {
-  unsigned depth;
-  uint64_t piece;
-  double read, write, mixed;  // bytes per second
-};
-
-struct DiskResult {
-  std::string path, engine;
+struct DiskResult : AdvisedDisk {
+  std::string engine;
   uint64_t alignment = 0;
   bool direct = true;
   std::vector<Rates> rates;
-  Rates best{};
 };
 
 struct Failure {
-  int error;
+  int error;  // an errno, or 0
   std::string what;
 };
 
@@ -84,35 +77,29 @@ class BenchFile {
 class Bench {
  public:
   Bench(const BenchIoArgs& args, const std::string& path, char* memory)
-      : seconds_(args.seconds), bytes_(args.file_mib * kMiB), memory_(memory), file_(path, bytes_), path_(path) {}
+      : args_(args), bytes_(args.file_mib * kMiB), memory_(memory), file_(path, bytes_), path_(path) {}
 
   DiskResult run() {
     DiskResult result;
     result.path = path_;
+    result.in_memory = io::is_in_memory(path_);
     result.alignment = file_.alignment();
     result.direct = file_.direct();
-    {
-      io::Queue queue(options(32, kMiB));
-      result.engine = queue.uses_ring() ? "io_uring" : "threads (" + queue.remark() + ")";
-      file_slot_ = queue.attach(file_.fd());
-      move(queue, true, true, 32, kMiB, bytes_ / kMiB);  // what was never written reads faster than it should
+    result.engine = fill();
+    constexpr size_t kinds = std::size(kDepths) * std::size(kPieces);
+    std::vector<Round> rounds[kinds];
+    for (unsigned n = 0; n < args_.rounds; ++n) {
+      for (size_t k = 0; k < kinds; ++k) rounds[k].push_back(round(depth_of(k), piece_of(k)));
     }
-    for (const unsigned depth : kDepths) {
-      for (const uint64_t piece : kPieces) {
-        io::Queue queue(options(depth, piece));
-        file_slot_ = queue.attach(file_.fd());
-        Rates r{depth, piece, 0, 0, 0};
-        r.read = move(queue, false, false, depth, piece, 0);
-        r.write = move(queue, true, true, depth, piece, 0);
-        r.mixed = move(queue, false, true, depth, piece, 0);
-        result.rates.push_back(r);
-      }
-    }
-    result.best = best_of(result.rates);
+    for (size_t k = 0; k < kinds; ++k) result.rates.push_back(rates_of(depth_of(k), piece_of(k), rounds[k]));
+    result.advice = advise(result.rates);
     return result;
   }
 
  private:
+  static unsigned depth_of(size_t kind) { return kDepths[kind / std::size(kPieces)]; }
+  static uint64_t piece_of(size_t kind) { return kPieces[kind % std::size(kPieces)]; }
+
   static io::Queue::Options options(unsigned depth, uint64_t piece) {
     io::Queue::Options options;
     options.depth = depth;
@@ -121,82 +108,63 @@ class Bench {
     return options;
   }
 
-  // `count` pieces, or 0: as many as fit into the time. Bytes per second; first and second are whether pieces are
-  // written, in turns.
-  double move(io::Queue& queue, bool first, bool second, unsigned depth, uint64_t piece, uint64_t count) {
-    std::mutex mutex;
-    std::condition_variable ended;
-    std::vector<char*> places;
-    for (unsigned i = 0; i < depth; ++i) places.push_back(memory_ + i * piece);
-    uint64_t moved = 0;
-    int error = 0;
-    const auto begin = std::chrono::steady_clock::now();
-    const auto until = begin + std::chrono::duration<double>(seconds_);
-    std::unique_lock lock(mutex);
-    for (uint64_t n = 0; (count ? n < count : std::chrono::steady_clock::now() < until) && !error; ++n) {
-      ended.wait(lock, [&] { return !places.empty(); });
-      char* const place = places.back();
-      places.pop_back();
-      lock.unlock();
-      queue.submit({n % 2 ? second : first, file_slot_, n % (bytes_ / piece) * piece, place, piece,
-                    [&, place](int e, uint64_t bytes) {
-                      std::lock_guard inner(mutex);
-                      moved += bytes;
-                      if (!error) error = e;
-                      places.push_back(place);
-                      ended.notify_all();
-                    }});
-      lock.lock();
+  // Writes the file once: what was never written reads faster than it should. What drives the disk, in words.
+  std::string fill() {
+    io::Queue queue(options(kDefaultDepth, kDefaultPiece));
+    const io::QueueFile file = queue.attach(file_.fd());
+    for (uint64_t at = 0; at < bytes_; at += kMemory) {
+      const int error = queue.transfer({true, file, at, memory_, std::min(kMemory, bytes_ - at), {}});
+      if (error) raise(error, "write the file in " + path_);
     }
-    ended.wait(lock, [&] { return places.size() == depth; });
-    if (error) raise(error, std::string(first ? "write" : "read") + " the file in " + path_);
-    return static_cast<double>(moved) / std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return queue.uses_ring() ? "io_uring" : "threads (" + queue.remark() + ")";
   }
 
-  static Rates best_of(std::vector<Rates> rates) {
-    double most = 0;
-    for (const Rates& r : rates) most = std::max(most, r.mixed);
-    std::stable_sort(rates.begin(), rates.end(), [](const Rates& a, const Rates& b) {
-      return std::pair(a.depth, a.piece) < std::pair(b.depth, b.piece);
-    });
-    return *std::find_if(rates.begin(), rates.end(), [most](const Rates& r) { return r.mixed >= kGoodEnough * most; });
+  Round round(unsigned depth, uint64_t piece) {
+    io::Queue queue(options(depth, piece));
+    const io::QueueFile file = queue.attach(file_.fd());
+    const auto rate = [&](bool reads, bool writes) {
+      uint64_t written = bytes_;
+      const io::Load load{file, bytes_, memory_, depth, piece, reads, writes, &written};
+      const io::LoadResult result = io::run_load(queue, load, std::chrono::nanoseconds(int64_t(args_.seconds * 1e9)));
+      if (result.error) raise(result.error, std::string(reads ? "read" : "write") + " the file in " + path_);
+      return result.rate;
+    };
+    return {rate(true, false), rate(false, true), rate(true, true)};
   }
 
-  const double seconds_;
+  const BenchIoArgs& args_;
   const uint64_t bytes_;
   char* const memory_;
   BenchFile file_;
-  io::QueueFile file_slot_;
   const std::string path_;
 };
 
-// The settings of the manifest that go with the results.
-std::string recommend(const std::vector<DiskResult>& disks) {
-  unsigned depth = 1;
-  uint64_t piece = 0;
-  std::string paths, weights;
-  for (const DiskResult& disk : disks) {
-    depth = std::max(depth, disk.best.depth);
-    piece = std::max(piece, disk.best.piece);
-    paths += (paths.empty() ? "" : ", ") + disk.path;
-    weights += (weights.empty() ? "" : ", ") + std::to_string(static_cast<int64_t>(disk.best.mixed / 1e6 + 1));
-  }
-  std::string text = "[zero_optimization.offload_optimizer]\ndevice = \"nvme\"\nnvme_path = \"" + paths +
-                     "\"\n\n[plugin.offload_nvme]\nqueue_depth = " + std::to_string(depth) +
-                     "\nblock_bytes = " + std::to_string(piece) + "\n";
-  if (disks.size() > 1) text += "weights = \"" + weights + "\"\n";
-  return text;
+// As a manifest anywhere can name it: the directory itself, symbolic links resolved.
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  const std::string found = std::filesystem::canonical(path, error);
+  if (error) raise(error.value(), path);
+  if (found.find(',') != std::string::npos) raise(0, found + ": nvme_path separates directories by commas");
+  return found;
+}
+
+bool is_chosen(const DiskResult& disk, const Rates& r) {
+  return r.depth == disk.advice.chosen.depth && r.piece == disk.advice.chosen.piece;
 }
 
 void print_table(const DiskResult& disk) {
   std::cout << disk.path << ": " << disk.engine << ", alignment " << disk.alignment
             << (disk.direct ? "" : ", no direct I/O: the page cache is measured, too") << "\n"
-            << "  depth   piece KiB    read MB/s   write MB/s   mixed MB/s\n"
+            << (disk.in_memory
+                    ? "warning: it lies in RAM (tmpfs): this measures no disk, and tmpfs takes transfers that "
+                      "a disk's file system refuses as not aligned\n"
+                    : "")
+            << "  depth   piece KiB    read MB/s   write MB/s   mixed MB/s  +- %\n"
             << std::fixed << std::setprecision(0);
   for (const Rates& r : disk.rates) {
     std::cout << std::setw(7) << r.depth << std::setw(12) << r.piece / 1024 << std::setw(13) << r.read / 1e6
-              << std::setw(13) << r.write / 1e6 << std::setw(13) << r.mixed / 1e6
-              << (r.depth == disk.best.depth && r.piece == disk.best.piece ? "  <-\n" : "\n");
+              << std::setw(13) << r.write / 1e6 << std::setw(13) << r.mixed / 1e6 << std::setw(6) << r.spread * 100
+              << (is_chosen(disk, r) ? "  <-\n" : "\n");
   }
 }
 
@@ -205,18 +173,38 @@ nlohmann::json to_json(const Rates& r) {
           {"piece_bytes", r.piece},
           {"read_bytes_per_s", r.read},
           {"write_bytes_per_s", r.write},
-          {"mixed_bytes_per_s", r.mixed}};
+          {"mixed_bytes_per_s", r.mixed},
+          {"mixed_spread", r.spread}};
 }
 
+std::string manifest_of(const std::vector<DiskResult>& disks) { return manifest_text({disks.begin(), disks.end()}); }
+
 void print_json(const std::vector<DiskResult>& disks) {
-  nlohmann::json all = {{"disks", nlohmann::json::array()}, {"manifest", recommend(disks)}};
+  nlohmann::json all = {{"disks", nlohmann::json::array()}, {"manifest", manifest_of(disks)}};
   for (const DiskResult& disk : disks) {
-    nlohmann::json one = {{"path", disk.path},     {"engine", disk.engine},      {"alignment", disk.alignment},
-                          {"direct", disk.direct}, {"best", to_json(disk.best)}, {"rates", nlohmann::json::array()}};
+    nlohmann::json one = {{"path", disk.path},
+                          {"in_memory", disk.in_memory},
+                          {"engine", disk.engine},
+                          {"alignment", disk.alignment},
+                          {"direct", disk.direct},
+                          {"noise", disk.advice.noise},
+                          {"advice", disk.advice.reason},
+                          {"chosen", to_json(disk.advice.chosen)},
+                          {"rates", nlohmann::json::array()}};
     for (const Rates& r : disk.rates) one["rates"].push_back(to_json(r));
     all["disks"].push_back(one);
   }
   std::cout << all.dump(2) << "\n";
+}
+
+// Every path as its disk; raises for one that cannot be used, before anything is measured.
+std::vector<std::string> directories(const std::vector<std::string>& paths) {
+  std::vector<std::string> found;
+  for (const std::string& path : paths) {
+    found.push_back(absolute(path));
+    if (std::count(found.begin(), found.end(), found.back()) > 1) raise(0, found.back() + " is named twice");
+  }
+  return found;
 }
 
 }  // namespace
@@ -227,19 +215,18 @@ int bench_io(const BenchIoArgs& args) {
   if (!memory) return report({STRATA_RESOURCE_EXHAUSTED, "no memory for " + std::to_string(kMemory) + " bytes"});
   host_memory::touch(memory.get(), kMemory);
   std::vector<DiskResult> disks;
-  for (const std::string& path : args.paths) {
-    try {
+  try {
+    for (const std::string& path : directories(args.paths)) {
       disks.push_back(Bench(args, path, memory.get()).run());
-    } catch (const Failure& f) {
-      return report({STRATA_UNAVAILABLE, f.what + ": " + std::strerror(f.error)});
+      if (!args.json) print_table(disks.back());
     }
-    if (!args.json) print_table(disks.back());
+  } catch (const Failure& f) {
+    return report({STRATA_UNAVAILABLE, f.what + (f.error ? std::string(": ") + std::strerror(f.error) : "")});
   }
   if (args.json) {
     print_json(disks);
   } else {
-    std::cout << "\nIn the manifest (the smallest depth and piece within 3 % of the best mixed rate):\n\n"
-              << recommend(disks);
+    std::cout << "\nIn the manifest:\n\n" << manifest_of(disks);
   }
   return 0;
 }

@@ -30,7 +30,8 @@ int plugins(const PluginsArgs& args);
 
 struct BenchIoArgs {
   std::vector<std::string> paths;
-  double seconds = 0.3;     // of each measurement
+  double seconds = 0.1;     // of each measurement
+  unsigned rounds = 5;      // of all measurements
   uint64_t file_mib = 512;  // of the file that is moved
   bool json = false;
 };

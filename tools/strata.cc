@@ -93,9 +93,14 @@ int run(int argc, char** argv) {
   bench_command->require_subcommand(1);
   auto* io_command = bench_command->add_subcommand("io", "disks: read, write and mixed, and settings for a manifest");
   io_command->add_option("path", io_args.paths, "a directory on each disk")->required();
-  io_command->add_option("--seconds", io_args.seconds, "of each of the 36 measurements of a disk")
+  io_command->add_option("--seconds", io_args.seconds, "of each of the 36 measurements of a round")
+      ->capture_default_str()
       ->check(CLI::Range(0.01, 60.0));
+  io_command->add_option("--rounds", io_args.rounds, "how often a disk is measured; the medians count")
+      ->capture_default_str()
+      ->check(CLI::Range(3u, 1000u));
   io_command->add_option("--file-mib", io_args.file_mib, "MiB of the file that is written and read")
+      ->capture_default_str()
       ->check(CLI::Range(uint64_t{16}, uint64_t{1} << 20));
   io_command->add_flag("--json", io_args.json, "as JSON; tools/plot_io.py draws it");
   app.add_subcommand("version", "of this build");

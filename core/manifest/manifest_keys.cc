@@ -172,8 +172,8 @@ std::vector<ManifestKey> offload_keys() {
       {o + "device", CHOICE(zero_optimization.offload_optimizer.device), "\"none\"",
        "Tier of the optimizer state; none: the device.", false, {}, devices},
       {o + "pin_memory", FIELD(zero_optimization.offload_optimizer.pin_memory), "false",
-       "Page-lock the host memory that a device copies from or to: gradients, and with split_update the state. What "
-       "passes between a disk and a GPU is so in any case."},
+       "Page-lock the host memory that a device copies from or to: gradients, and with split_update the state, or "
+       "split_share of it. What passes between a disk and a GPU is so in any case."},
       {o + "ratio", FIELD(zero_optimization.offload_optimizer.ratio), "1.0",
        "Share of the state that is offloaded at the least; whole units of the rest are kept and updated on the device.",
        false, {0, 1}},

@@ -11,13 +11,20 @@ uint64_t HostLane::buffer_count(uint64_t largest) const {
 }
 
 uint64_t HostLane::buffer_bytes() const {
-  const uint64_t largest = states_.largest_buffer(shape_.part, true);
+  const uint64_t largest = states_.largest_buffer(shape_.part, true).bytes;
   return largest * buffer_count(largest);
+}
+
+std::string HostLane::buffer_note() const {
+  if (shape_.asked == 0) return "";
+  const uint64_t elements = states_.largest_buffer(shape_.part, true).elements;
+  return buffers_note(shape_.count, elements, shape_.asked,
+                      elements < shape_.part ? "no part of a unit is larger" : shape_.why);
 }
 
 Status HostLane::allocate() {
   STRATA_RETURN_IF_ERROR(stream_.create(device_, 0, trace_.add_stream("weights", trace_.update)));
-  const uint64_t largest = states_.largest_buffer(shape_.part, true);
+  const uint64_t largest = states_.largest_buffer(shape_.part, true).bytes;
   buffers_.resize(buffer_count(largest));
   for (Buffer& buffer : buffers_) {
     STRATA_RETURN_IF_ERROR(states_.memory_for_updates(true, largest, &buffer.memory).during("update buffers"));

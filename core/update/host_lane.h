@@ -20,6 +20,8 @@ class HostLane {
     uint64_t part;   // elements of a part at the most
     uint64_t count;  // 0: as many as fit into kBufferBytes
     uint64_t ahead;
+    uint64_t asked;   // for parts on disk: buffer_size; 0: there are none
+    std::string why;  // `part` is not what was asked for
   };
   HostLane(const Layout& layout, const Device& device, const States& states, const Weights& weights,
            const PartUpdate& update, const Buffers& shape, std::chrono::nanoseconds deadline, Counters& counters,
@@ -35,6 +37,7 @@ class HostLane {
         trace_(trace) {}
 
   uint64_t buffer_bytes() const;
+  std::string buffer_note() const;  // of those between disk and update
   Status allocate();
   // New weights that are written to the device are so on this one.
   const Stream& stream() const { return stream_; }

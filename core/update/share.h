@@ -13,6 +13,7 @@ class UpdateShare {
  public:
   // `fixed` below 0: measured.
   explicit UpdateShare(double fixed) : measures_(fixed < 0), share_(fixed < 0 ? 0.3 : fixed) {}
+  bool measures() const { return measures_; }
   double share() const { return share_; }
 
   struct Side {

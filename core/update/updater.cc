@@ -17,11 +17,17 @@ HostLane::Buffers update_buffers(const ZeroSettings& settings) {
   const OffloadOptimizerSettings& offload = settings.offload_optimizer;
   const bool nvme = offload.device == OffloadDevice::kNvme;
   auto part = static_cast<uint64_t>(settings.sub_group_size);
-  if (offload.uses_device()) part = std::min(part, DeviceLane::kStreamed);
-  if (nvme) part = std::min(part, offload.buffer_size > 0 ? static_cast<uint64_t>(offload.buffer_size) : kFromDisk);
-  part = std::max(kShardElements, part / kShardElements * kShardElements);
-  const uint64_t count = nvme ? static_cast<uint64_t>(offload.buffer_count) : 0;
-  return {part, count, nvme ? count / 2 : 1};
+  std::string why = "sub_group_size is " + std::to_string(part);
+  if (offload.uses_device() && part > DeviceLane::kStreamed) {
+    part = DeviceLane::kStreamed;
+    why = "beside parts that the device updates it is at most " + std::to_string(part);
+  }
+  const auto round = [](uint64_t n) { return std::max(kShardElements, n / kShardElements * kShardElements); };
+  if (!nvme) return {round(part), 0, 1, 0, ""};
+  const uint64_t asked = offload.buffer_size > 0 ? static_cast<uint64_t>(offload.buffer_size) : kFromDisk;
+  if (asked <= part) why = "in steps of " + std::to_string(kShardElements);
+  const auto count = static_cast<uint64_t>(offload.buffer_count);
+  return {round(std::min(part, asked)), count, count / 2, asked, why};
 }
 }  // namespace
 
@@ -60,7 +66,8 @@ Updater::~Updater() {
 
 void Updater::add_to(Plan* plan) const {
   const bool streams = device_.is_asynchronous();
-  plan->add("update buffers", streams ? kCpuTier : kDeviceTier, host_lane_.buffer_bytes(), streams);
+  plan->add("update buffers", streams ? kCpuTier : kDeviceTier, host_lane_.buffer_bytes(), streams,
+            host_lane_.buffer_note());
   plan->add("buffers of streamed state", kDeviceTier, device_lane_.buffer_bytes(splits_));
   plan->add("update factors", streams ? kCpuTier : kDeviceTier, part_update_.bytes(), streams);
 }
@@ -242,20 +249,21 @@ void Updater::cut(const UpdateJob& job, Side* host, Side* device) const {
   }
 }
 
-// What is kept in memory lies between what is read and written, so that the disk works all the time.
+// What is kept in memory lies between what is read and written, so that the disk works all the time; what the device
+// updates lies between the host's parts. A share that is measured is met by whole parts.
 void Updater::cut_segment(uint32_t unit, uint32_t segment, size_t position, Spread* spread, Side* host,
                           Side* device) const {
   const uint64_t owned = layout_.owned(layout_.units[unit].segments[segment]).size();
-  const uint64_t kept = states_.kept(unit, segment);
+  const uint64_t front = states_.front(unit, segment);
   const bool in_host_memory = states_.places().on_host(unit);
-  Range parts[] = {{0, kept}, {kept, owned}};
-  Spread turns(owned > 0 ? static_cast<double>(kept) / static_cast<double>(owned) : 0);
+  Range parts[] = {{0, front}, {front, owned}};
+  Spread turns(owned > 0 ? static_cast<double>(front) / static_cast<double>(owned) : 0);
   while (parts[0].size() + parts[1].size() > 0) {
     const bool first = parts[0].size() > 0 && (parts[1].size() == 0 || turns.next(buffers_.part));
     Range& from = parts[first ? 0 : 1];
     States::Piece piece{unit, segment, from.begin, std::min(buffers_.part, from.size())};
     from.begin += piece.count;
-    piece.streamed = splits_ && in_host_memory && spread->next(piece.count);
+    piece.streamed = splits_ && in_host_memory && (share_.measures() ? spread->next(piece.count) : first);
     Side* side = states_.on_host(piece) ? host : device;
     side->parts.push_back({piece, position, !side->has[position], false});
     side->has[position] = true;

@@ -85,20 +85,29 @@ Weights::Reads Weights::reads() const {
   if (largest == 0) return {};
   const OffloadParamSettings& given = settings_.offload_param;
   const uint64_t elements = given.buffer_size > 0 ? static_cast<uint64_t>(given.buffer_size) : kReadElements;
-  const uint64_t bytes = elements / kShardElements * kShardElements * widest;
-  return {static_cast<uint64_t>(given.buffer_count), std::min(bytes, largest)};
+  const uint64_t whole = elements / kShardElements * kShardElements, bytes = std::min(whole * widest, largest);
+  const auto count = static_cast<uint64_t>(given.buffer_count);
+  const std::string why =
+      bytes < whole * widest ? "no shard is larger" : "in steps of " + std::to_string(kShardElements);
+  return {count, bytes, buffers_note(count, bytes / widest, elements, why)};
 }
 
 void Weights::add_to(Plan* plan, bool pins) const {
   const bool streams = device_.is_asynchronous();
-  const auto [buffers, buffer_bytes] = reads();
+  const Reads buffers = reads();
   plan->add("whole weights", kDeviceTier, whole_bytes());
   for (TierKind kind : {kDeviceTier, kCpuTier, kNvmeTier}) {
-    plan->add("weight shards", kind, shard_bytes(kind), pins && kind == kCpuTier);
+    const uint64_t bytes = shard_bytes(kind);
+    const bool kept = kind == kCpuTier && tiers_.offload.kind() == kNvmeTier && bytes > 0;
+    plan->add("weight shards", kind, bytes, pins && kind == kCpuTier,
+              kept ? kept_note(bytes, bytes + shard_bytes(kNvmeTier),
+                               "max_in_cpu = " + std::to_string(settings_.offload_param.max_in_cpu))
+                   : "");
   }
   plan->add("weight slabs", kDeviceTier, slab_bytes());
   plan->add("weight shard staging", kDeviceTier, staging_bytes());
-  plan->add("weight shard buffers", streams ? kCpuTier : kDeviceTier, buffers * buffer_bytes, streams);
+  plan->add("weight shard buffers", streams ? kCpuTier : kDeviceTier, buffers.count * buffers.bytes, streams,
+            buffers.note);
   plan->add("copies of check_weights", kCpuTier, copy_bytes());
 }
 
@@ -165,7 +174,7 @@ Status Weights::allocate(const std::vector<int>& cpus) {
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, slab_bytes(), &slabs_).during("slabs"));
   STRATA_RETURN_IF_ERROR(Memory::for_collectives(collective_, staging_bytes(), &staging_).during("shard staging"));
   if (check_writes_) STRATA_RETURN_IF_ERROR(guard_.allocate(copy_bytes()));
-  if (const auto [count, bytes] = reads(); count > 0) {
+  if (const auto [count, bytes, note] = reads(); count > 0) {
     reader_ = std::make_unique<ShardReader>(device_, tiers_.offload, deadline_, trace_);
     STRATA_RETURN_IF_ERROR(reader_->allocate(count, bytes, cpus));
   }

@@ -129,6 +129,7 @@ class Weights {
   // Buffers between a tier that is no memory and the device.
   struct Reads {
     uint64_t count = 0, bytes = 0;
+    std::string note;
   };
   Reads reads() const;
   void choose_kept();

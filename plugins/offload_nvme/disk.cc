@@ -1,9 +1,7 @@
 #include "disk.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +11,8 @@
 
 #include "host_memory/host_memory.h"
 #include "io/calls.h"
+#include "io/in_memory.h"
+#include "io/load.h"
 #include "plugin_kit/os_error.h"
 
 namespace strata::offload_nvme {
@@ -24,6 +24,7 @@ using plugin_kit::raise;
 using plugin_kit::raise_errno;
 
 constexpr uint64_t kZeros = uint64_t{1} << 20;
+constexpr uint64_t kProbeShare = 64;  // of what is free: many ranks may begin at once
 constexpr uint64_t kSmallRead = 4096;
 constexpr int kSmallReads = 16;
 
@@ -35,10 +36,13 @@ int allocate_range(int fd, int mode, uint64_t offset, uint64_t bytes) {
   return 0;
 }
 
-bool is_in_memory(const std::string& path) {
-  struct statfs s {};
-  return ::statfs(path.c_str(), &s) == 0 && s.f_type == TMPFS_MAGIC;
+struct statvfs ask(const std::string& path) {
+  struct statvfs s {};
+  if (calls().statvfs(path.c_str(), &s) != 0) raise_errno(errno, "ask for free space of", path);
+  return s;
 }
+
+uint64_t free_in(const struct statvfs& s) { return static_cast<uint64_t>(s.f_bavail) * s.f_frsize; }
 
 }  // namespace
 
@@ -51,7 +55,7 @@ Disk::Disk(std::string path, const Owner& owner, const Settings& settings, const
       directory_(path_, owner, plugin_kit::Deadline(settings.queue.deadline), log),
       zeros_(static_cast<char*>(host_memory::allocate(kZeros))) {
   if (!zeros_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kZeros, " bytes");
-  if (is_in_memory(path_)) log_(STRATA_LOG_WARN, path_ + " is a tmpfs: what it holds lies in host memory");
+  if (io::is_in_memory(path_)) log_(STRATA_LOG_WARN, path_ + " is a tmpfs: what it holds lies in host memory");
   open_probe();
   start_queue();
 }
@@ -63,7 +67,8 @@ std::shared_ptr<io::Fd> Disk::open_file(const std::string& file, int flags) cons
 
 // The file at which the file system is tried out: with O_DIRECT, or without and a warning.
 void Disk::open_probe() {
-  const std::string file = directory_.path() + "/probe";
+  const io::Fd held = hold(path_, plugin_kit::Deadline(settings_.queue.deadline));
+  const std::string file = directory_.path() + "/" + kProbe;
   const int flags = O_CREAT | O_RDWR;
   probe_.fd = open_file(file, flags);
   if (!*probe_.fd && errno == EINVAL) {
@@ -72,7 +77,7 @@ void Disk::open_probe() {
   }
   if (!*probe_.fd) raise_errno(errno, "make", file);
   const uint64_t least = 2 * io::kLargestAlignment;
-  probe_bytes_ = std::max(least, std::min(settings_.probe_bytes, free_bytes() / 4) / kZeros * kZeros);
+  probe_bytes_ = std::max(least, std::min(settings_.probe_bytes, free_bytes() / kProbeShare) / kZeros * kZeros);
   int error = allocate_range(probe_.fd->get(), 0, 0, probe_bytes_);
   if (error == EOPNOTSUPP) {
     error = calls().ftruncate(probe_.fd->get(), static_cast<off_t>(probe_bytes_)) == 0 ? 0 : errno;
@@ -110,12 +115,12 @@ void Disk::register_memory(void* memory, uint64_t bytes) {
 }
 
 Disk::Room Disk::room() const {
-  struct statvfs s {};
-  if (calls().statvfs(directory_.path().c_str(), &s) != 0) {
-    raise_errno(errno, "ask for free space of", directory_.path());
-  }
-  return {static_cast<uint64_t>(s.f_bavail) * s.f_frsize, s.f_fsid};
+  const io::Fd held = hold(path_, plugin_kit::Deadline(settings_.queue.deadline));
+  const struct statvfs s = ask(directory_.path());
+  return {free_in(s), bytes_of_probes(path_), s.f_fsid};
 }
+
+uint64_t Disk::free_bytes() const { return free_in(ask(directory_.path())); }
 
 bool Disk::is_linked(const Segment& segment) const {
   struct stat s {};
@@ -275,45 +280,25 @@ Disk::Speed Disk::measure(std::chrono::milliseconds length) {
     speed.mixed = rate(true, true, length * 3 / 10, memory.get(), &filled);
     speed.latency = latency(memory.get(), filled);
   }
-  const std::string file = directory_.path() + "/probe";
-  if (::unlink(file.c_str()) != 0) raise_errno(errno, "remove", file);
-  probe_ = {};
+  remove_probe();
   return speed;
 }
 
-// Keeps the queue full for a while.
+// The kernel keeps a file's space as long as a ring holds the file, which may be a while longer than we do: the space
+// is given back first.
+void Disk::remove_probe() {
+  const io::Fd held = hold(path_, plugin_kit::Deadline(settings_.queue.deadline));
+  const std::string file = directory_.path() + "/" + kProbe;
+  if (calls().ftruncate(probe_.fd->get(), 0) != 0 || ::unlink(file.c_str()) != 0) raise_errno(errno, "remove", file);
+  probe_ = {};
+}
+
 double Disk::rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled) {
-  std::mutex mutex;
-  std::condition_variable ended;
-  std::vector<char*> places;
-  for (unsigned i = 0; i < settings_.queue.depth; ++i) places.push_back(memory + i * kZeros);
   const uint64_t piece = std::min(kZeros, probe_bytes_);
-  const auto begin = std::chrono::steady_clock::now();
-  uint64_t next[2] = {0, 0}, moved = 0;
-  int first_error = 0;
-  std::unique_lock lock(mutex);
-  for (bool writes = write; std::chrono::steady_clock::now() < begin + length && !first_error;
-       writes = write && (!read || !writes)) {
-    ended.wait(lock, [&] { return !places.empty(); });
-    char* const place = places.back();
-    places.pop_back();
-    const uint64_t room = writes ? probe_bytes_ : std::max(*filled, piece);
-    const uint64_t offset = next[writes]++ % (room / piece) * piece;
-    if (writes) *filled = std::max(*filled, offset + piece);
-    lock.unlock();
-    queue_->submit({writes, probe_, offset, place, piece, [&, place](int error, uint64_t bytes) {
-                      std::lock_guard inner(mutex);
-                      if (!first_error) first_error = error;
-                      moved += bytes;
-                      places.push_back(place);
-                      ended.notify_all();
-                    }});
-    lock.lock();
-  }
-  ended.wait(lock, [&] { return places.size() == settings_.queue.depth; });
-  if (first_error) raise_errno(first_error, join("probe (", write ? "write" : "read", ")"), directory_.path());
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  return static_cast<double>(moved) / took.count();
+  const io::Load load{probe_, probe_bytes_, memory, settings_.queue.depth, piece, read, write, filled};
+  const io::LoadResult result = io::run_load(*queue_, load, length);
+  if (result.error) raise_errno(result.error, join("probe (", write ? "write" : "read", ")"), directory_.path());
+  return result.rate;
 }
 
 double Disk::latency(char* memory, uint64_t filled) {

@@ -50,13 +50,13 @@ class Disk {
   const std::string& path() const { return path_; }
   const io::DirectRule& rule() const { return rule_; }
   io::Queue& queue() { return *queue_; }
-  // What is free on its file system, and which one that is.
+  // What is free on its file system, which one that is, and what will be free once nobody measures at this path.
   struct Room {
-    uint64_t free;
+    uint64_t free, probes;
     unsigned long file_system;
   };
   Room room() const;
-  uint64_t free_bytes() const { return room().free; }
+  uint64_t free_bytes() const;
 
   // Transfers of this memory, which stays until it is unregistered, cost less from now on, if the kernel allows.
   void register_memory(void* memory, uint64_t bytes);
@@ -79,6 +79,7 @@ class Disk {
  private:
   std::shared_ptr<io::Fd> open_file(const std::string& file, int flags) const;
   void open_probe();
+  void remove_probe();
   void start_queue();
   Run allot(uint64_t bytes, bool* used_before);
   Segment* add_segment();

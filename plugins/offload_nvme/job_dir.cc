@@ -72,16 +72,17 @@ std::map<std::string, std::string> read_record(const std::string& path) {
   return record;
 }
 
-// Letters that any file system takes, not too many of them.
+// "job-", of letters that any file system takes, not too many of them; "" where the job has no name.
 std::string plain(const std::string& job) {
-  std::string name = job.substr(0, kJobLetters);
+  if (job.empty()) return "";
+  std::string name = job.substr(0, kJobLetters) + "-";
   std::replace_if(
       name.begin(), name.end(), [](unsigned char c) { return !std::isalnum(c) && c != '_' && c != '.' && c != '-'; },
       '_');
   return name;
 }
 
-bool is_ours(const std::string& name) { return name == kRecord || name == "probe" || name.rfind("segment-", 0) == 0; }
+bool is_ours(const std::string& name) { return name == kRecord || name == kProbe || name.rfind("segment-", 0) == 0; }
 
 // Empty when all is gone, else what was in the way.
 std::string remove_directory(const std::string& path, uint64_t* bytes) {
@@ -127,7 +128,7 @@ void reclaim_one(const std::string& path, const LogFn& log) {
       why.empty() ? join("reclaimed ", bytes, " bytes: ", whose) : join("cannot reclaim ", whose, ": ", why));
 }
 
-void reclaim(const std::string& parent, const LogFn& log) {
+std::vector<std::string> job_directories(const std::string& parent) {
   std::error_code error;
   std::vector<std::string> found;
   for (const auto& entry : fs::directory_iterator(parent, error)) {
@@ -136,11 +137,21 @@ void reclaim(const std::string& parent, const LogFn& log) {
       found.push_back(entry.path());
     }
   }
-  for (const std::string& path : found) reclaim_one(path, log);
+  return found;
 }
 
-// Held until the descriptor is closed.
-io::Fd lock(const std::string& parent, const plugin_kit::Deadline& deadline) {
+std::string make_directory(const std::string& parent, const Owner& owner) {
+  for (int n = 0; n < kMostNames; ++n) {
+    const std::string path = join(parent, "/", kPrefix, plain(owner.job), "r", owner.rank, "-", ::getpid(), "-", n);
+    if (calls().mkdir(path.c_str(), 0700) == 0) return path;
+    if (errno != EEXIST) raise_errno(errno, "make", path);
+  }
+  raise(STRATA_RESOURCE_EXHAUSTED, parent, ": ", kMostNames, " directories of this process");
+}
+
+}  // namespace
+
+io::Fd hold(const std::string& parent, const plugin_kit::Deadline& deadline) {
   io::Fd directory(calls().open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
   if (!directory) raise_errno(errno, "nvme_path", parent);
   while (calls().flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -153,21 +164,19 @@ io::Fd lock(const std::string& parent, const plugin_kit::Deadline& deadline) {
   return directory;
 }
 
-std::string make_directory(const std::string& parent, const Owner& owner) {
-  for (int n = 0; n < kMostNames; ++n) {
-    const std::string path = join(parent, "/", kPrefix, plain(owner.job), "-r", owner.rank, "-", ::getpid(), "-", n);
-    if (calls().mkdir(path.c_str(), 0700) == 0) return path;
-    if (errno != EEXIST) raise_errno(errno, "make", path);
+uint64_t bytes_of_probes(const std::string& parent) {
+  uint64_t bytes = 0;
+  for (const std::string& path : job_directories(parent)) {
+    struct stat s {};
+    if (::stat((path + "/" + kProbe).c_str(), &s) == 0) bytes += static_cast<uint64_t>(s.st_blocks) * 512;
   }
-  raise(STRATA_RESOURCE_EXHAUSTED, parent, ": ", kMostNames, " directories of this process");
+  return bytes;
 }
-
-}  // namespace
 
 JobDir::JobDir(const std::string& parent, const Owner& owner, const plugin_kit::Deadline& deadline, LogFn log)
     : log_(std::move(log)) {
-  const io::Fd held = lock(parent, deadline);
-  reclaim(parent, log_);
+  const io::Fd held = hold(parent, deadline);
+  for (const std::string& path : job_directories(parent)) reclaim_one(path, log_);
   path_ = make_directory(parent, owner);
   const std::string file = path_ + "/" + kRecord, text = record_of(owner);
   record_ = io::Fd(calls().open(file.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));

@@ -19,10 +19,19 @@ namespace strata::offload_nvme {
 
 using LogFn = std::function<void(strata_log_level, const std::string&)>;
 
+constexpr char kProbe[] = "probe";  // a file of a directory: the disk is being measured
+
 struct Owner {
   std::string job;
   int32_t rank = 0;
 };
+
+// Those who make directories of `parent` or probes in them, and who ask what is free beside those, take turns: until
+// the descriptor is closed. Raises when `parent` is no directory, or somebody holds it for too long.
+io::Fd hold(const std::string& parent, const plugin_kit::Deadline& deadline);
+
+// Bytes on disk of the probes of all jobs there: free as soon as the measurements are over. While `parent` is held.
+uint64_t bytes_of_probes(const std::string& parent);
 
 class JobDir {
  public:

@@ -131,17 +131,24 @@ std::vector<double> shares_of(const Settings& s, const std::vector<Disk::Speed>&
 uint64_t budget_of(const Settings& s, const std::vector<std::unique_ptr<Disk>>& disks,
                    const std::vector<double>& shares, int32_t ranks) {
   std::map<unsigned long, double> share_of;
-  for (size_t d = 0; d < disks.size(); ++d) share_of[disks[d]->room().file_system] += shares[d];
+  std::map<unsigned long, uint64_t> probes_of;
+  std::vector<Disk::Room> rooms;
+  for (size_t d = 0; d < disks.size(); ++d) {
+    rooms.push_back(disks[d]->room());
+    share_of[rooms[d].file_system] += shares[d];
+    probes_of[rooms[d].file_system] += rooms[d].probes;
+  }
   uint64_t fits = UINT64_MAX;
   std::string tightest;
-  for (const auto& disk : disks) {
-    const auto [bytes, file_system] = disk->room();
+  for (size_t d = 0; d < disks.size(); ++d) {
+    const uint64_t bytes = rooms[d].free + probes_of[rooms[d].file_system];
     const double free = static_cast<double>(bytes / static_cast<uint64_t>(std::max(ranks, 1)));
-    const double share = share_of[file_system];
+    const double share = share_of[rooms[d].file_system];
     if (free / share >= static_cast<double>(fits)) continue;
     fits = static_cast<uint64_t>(free / share);
-    tightest = join(disk->path(), " has ", bytes, " bytes free for ", std::max(ranks, 1), " rank(s) and a share of ",
-                    share, share_of.size() < disks.size() ? " (some paths are of one file system)" : "");
+    tightest =
+        join(disks[d]->path(), " has ", bytes, " bytes free for ", std::max(ranks, 1), " rank(s) and a share of ",
+             share, share_of.size() < disks.size() ? " (some paths are of one file system)" : "");
   }
   if (s.budget > fits) {
     raise(STRATA_RESOURCE_EXHAUSTED, "budget_bytes = ", s.budget, " and only ", fits, " bytes fit: ", tightest);
@@ -158,6 +165,12 @@ std::string describe(const Disk& disk, const Disk::Speed& speed, double share, b
              std::llround(speed.mixed / 1e6), "; ", std::llround(speed.latency * 1e6), " us for a small read");
   }
   return text;
+}
+
+std::string describe(const Settings& s, uint64_t budget) {
+  return join("a rank may use ", budget, " bytes", s.budget > 0 ? " (budget_bytes)" : "", "; checksum ",
+              s.checksum ? "true: each block is compared after it is read" : "false: damaged bytes are not noticed",
+              "; fast_init ", s.disk.fast_init ? "true: no zeros at the start" : "false: zeros at the start");
 }
 
 std::unique_ptr<strata_offload> open_tier(const strata_open_args* args) {
@@ -191,6 +204,7 @@ std::unique_ptr<strata_offload> open_tier(const strata_open_args* args) {
   regions.block = block;
   regions.budget = budget_of(s, self->disks, shares, args->local_world);
   regions.checksum = s.checksum;
+  log(args->rank > 0 ? STRATA_LOG_DEBUG : STRATA_LOG_INFO, describe(s, regions.budget));
   std::vector<Disk*> disks;
   for (const auto& disk : self->disks) disks.push_back(disk.get());
   self->regions = std::make_unique<Regions>(regions, disks, shares);

@@ -590,6 +590,10 @@ TEST(OffloadNvmeFiles, NamesAreBoundedAndPlain) {
   const std::string name = fs::directory_iterator(dir.path)->path().filename();
   EXPECT_LE(name.size(), 100u);
   EXPECT_THAT(name, testing::MatchesRegex("strata-[-A-Za-z0-9_.]*-r0-[0-9]+-0"));
+  tier.close();
+  tier.rank.base.job = nullptr;
+  ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);
+  EXPECT_THAT(fs::directory_iterator(dir.path)->path().filename(), testing::MatchesRegex("strata-r0-[0-9]+-0"));
 }
 
 // A job of its own, in a process of its own, that writes until it is killed or told to end.

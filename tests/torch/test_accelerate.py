@@ -18,6 +18,7 @@ import test_transformers as models  # noqa: E402
 from conftest import ROOT  # noqa: E402
 from strata.accelerate import Accelerator, config, __main__ as launcher  # noqa: E402
 from strata.deepspeed import Refused, read  # noqa: E402
+from torch_ranks import on_gpus  # noqa: E402
 
 PROGRAM = pathlib.Path(__file__).with_name("accelerate_program.py")
 # What `accelerate config` writes for ZeRO-3 with offloading, with its questions answered.
@@ -60,6 +61,12 @@ def file(tmp_path):
         path.write_text(text)
         return path
     return write
+
+
+def test_directories_are_relative_to_the_file_that_names_them(file, tmp_path):
+    path = file(**{"  offload_param_device: cpu\n": "  offload_param_device: nvme\n  offload_param_nvme_path: state\n"})
+    manifest = read(config.read(path).deepspeed, {"train_micro_batch_size_per_gpu": 1})
+    assert manifest.get("zero_optimization.offload_param.nvme_path") == f"{tmp_path}/state"
 
 
 def test_accelerates_file(file):
@@ -127,15 +134,17 @@ def test_the_launchers_command(file):
             launcher.command(found, wrong, [])
 
 
+@pytest.mark.parametrize("cpu, tolerance", [
+    (True, hf.TOLERANCE), pytest.param(False, hf.GPU_TOLERANCE, marks=on_gpus(1))], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("make", [models.llama, models.bert], ids=["llama", "bert"])
-def test_a_loop_written_for_accelerate(make):
+def test_a_loop_written_for_accelerate(make, cpu, tolerance):
     runs = []
     for ours in (False, True):
-        parts = hf.prepared(ours, make=make)
+        parts = hf.prepared(ours, make=make, cpu=cpu)
         runs.append((hf.loop(*parts), hf.evaluate(*parts[:2])))
         assert parts[0].unwrap_model(parts[1]) is parts[1] and parts[0].is_main_process
         parts[0].end_training()
-    assert len(runs[0][0]) == 18 and hf.difference(runs[0][0], runs[1][0]) < hf.TOLERANCE
+    assert len(runs[0][0]) == 18 and hf.difference(runs[0][0], runs[1][0]) < tolerance
     assert torch.equal(runs[0][1], runs[1][1]) and len(runs[0][1]) == 7
 
 

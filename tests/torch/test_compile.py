@@ -14,7 +14,7 @@ import small_gpt
 import strata
 import strata.torch
 from comparisons import gap
-from torch_ranks import TorchJob
+from torch_ranks import TorchJob, on_gpus
 
 UNITS, EMBEDDINGS = 6, 2  # of small_gpt with two layers
 STEPS = 3
@@ -55,17 +55,17 @@ def wrap_model(model, **how):
 WAYS = [wrap_blocks, compile_blocks, compile_model, wrap_model]
 
 
-def train(way, when, stage=3, checkpointing=None, **how):
+def train(way, when, stage=3, checkpointing=None, extra=(), **how):
     """Losses, after looking at fetches and at what saved tensors keep."""
     model = small_gpt.make(layers=2, checkpointing=checkpointing)
     if when == "before":
         model = way(model, **how)
     losses = []
-    with small_gpt.prepare(model, stage) as engine:
+    with small_gpt.prepare(model, stage, extra) as engine:
         if when == "after":
             model = way(model, **how)
         for step in range(STEPS):
-            loss = model(*small_gpt.batch(step))
+            loss = model(*small_gpt.batch(step, device=engine.device))
             assert held(engine) == [] and not any(e.is_read for u in engine._weights.units for e in u.entries)
             engine.backward(loss)
             engine.step()
@@ -107,6 +107,16 @@ def test_compiled_blocks_under_checkpoint(checkpointing, stage):
 def test_inductor():
     for checkpointing in (None, "nonreentrant"):
         assert_eager(train(compile_blocks, "before", 3, checkpointing), checkpointing=checkpointing)
+
+
+@on_gpus(1)
+@pytest.mark.parametrize("state", ["none", "cpu"])
+def test_inductor_on_a_gpu(state):
+    offload = [f'zero_optimization.offload_optimizer.device="{state}"'] if state != "none" else []
+    for checkpointing in (None, "nonreentrant"):
+        eager, compiled = (train(way, "before", 3, checkpointing, small_gpt.on_cuda(offload))
+                           for way in (lambda model: model, compile_blocks))
+        assert gap(eager, compiled) < 2e-5
 
 
 def test_two_ranks_gather_twice(tmp_path):

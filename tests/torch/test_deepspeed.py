@@ -63,6 +63,61 @@ def test_every_key_is_reported():
     assert line in manifest.report()
 
 
+def test_a_relative_nvme_path_is_of_the_file_that_names_it(tmp_path, monkeypatch):
+    """As in a manifest; a dict is of no file, and of the working directory."""
+    directories = f"state, ../other/state,{tmp_path}/absolute"
+    offload = {"device": "nvme", "nvme_path": directories}
+    config = {"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_optimizer": offload,
+                                                           "offload_param": offload}}
+    file = tmp_path / "folder" / "ds.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    expected = f"{tmp_path}/folder/state, {tmp_path}/folder/../other/state, {tmp_path}/absolute"
+    for given in (file, "folder/ds.json", reader.load(file), reader.fill("folder/ds.json", {})[0]):
+        if isinstance(given, dict):
+            monkeypatch.chdir("/")  # where the file lies was known before
+        manifest = deepspeed.read(given)
+        for part in ("offload_optimizer", "offload_param"):
+            path = f"zero_optimization.{part}.nvme_path"
+            assert manifest.get(path) == expected
+            assert f'{path} = "{directories}": honoured: relative to the file: {expected}' in manifest.report()
+        monkeypatch.chdir(tmp_path)
+    assert deepspeed.read(config).get("zero_optimization.offload_param.nvme_path") == directories
+    assert reader.read(reader.loads(json.dumps(config))).get("zero_optimization.offload_param.nvme_path") == directories
+
+
+@pytest.mark.parametrize("as_file", (True, False))
+def test_state_lies_where_a_relative_nvme_path_says(as_file, tmp_path, monkeypatch):
+    config = {"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "zero_optimization": {
+        "stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "state", "pin_memory": True}}}
+    (tmp_path / "folder" / "state").mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    file = tmp_path / "folder" / "ds.json"
+    file.write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(8, 8), config=str(file) if as_file else config)
+    counts = [len(list(directory.iterdir())) for directory in (tmp_path / "folder" / "state", tmp_path / "state")]
+    engine.close()
+    assert counts == ([1, 0] if as_file else [0, 1])
+    line = "pin_memory = true: without effect: beside nvme only a GPU needs it, and params are on the CPU"
+    assert f"zero_optimization.offload_optimizer.{line}" in engine.report  # as the engine's log says
+
+
+def test_pin_memory_beside_nvme_is_for_a_gpu():
+    part = "zero_optimization.offload_optimizer"
+    offload = {"device": "nvme", "nvme_path": "/a", "pin_memory": True}
+    config = {"train_batch_size": 1, "zero_optimization": {"offload_optimizer": offload}}
+    found = deepspeed.read(config)
+    honoured = f"{part}.pin_memory = true: honoured: beside a GPU; on the CPU without effect"
+    assert honoured in found.report() and honoured in found.report("cuda")
+    assert f"{part}.pin_memory = true: without effect" in "\n".join(found.report("cpu"))
+    offload["device"] = "cpu"
+    assert f"{part}.pin_memory = true: honoured" in deepspeed.read(config).report("cpu")
+    offload.update(device="nvme", pin_memory=False)
+    assert f"{part}.pin_memory = false: honoured" in deepspeed.read(config).report("cpu")
+
+
 @pytest.mark.parametrize("path,value,why", [
     ("fp16.enabled", True, "set fp16.enabled to false and bf16.enabled to true"),
     ("optimizer.type", "OneBitAdam", '"AdamW" and "Adam"'),
@@ -161,7 +216,8 @@ def test_a_program_written_against_deepspeed(tmp_path):
                 found.append(loss.item())
         assert engine.global_steps == 4 and engine.train_batch_size() == 16 and engine.zero_optimization_stage() == 3
         assert engine.was_step_applied() and engine.get_global_grad_norm() > 0 and engine.get_lr() == [0.0]
-        engine.save_checkpoint(tmp_path, client_state={"epoch": 3})
+        for epoch in (2, 3):  # the second replaces the first: it has the same tag
+            engine.save_checkpoint(tmp_path, client_state={"epoch": epoch})
         before = engine.strata.state_dict()
         for part in range(2):
             engine.backward(engine(*small_gpt.batch(5, rank.rank, part)))
@@ -170,6 +226,8 @@ def test_a_program_written_against_deepspeed(tmp_path):
         engine.load_checkpoint(tmp_path)
         assert engine.global_steps == 4 and engine.strata.core.meta["epoch"] == "3" and scheduler.last_epoch == 5
         engine.save_16bit_model(tmp_path)
+        with pytest.raises(strata.AlreadyExists if rank.rank == 0 else strata.Aborted):
+            engine.save_16bit_model(tmp_path)
         engine.close()
         return found
 

@@ -17,6 +17,7 @@ import report  # noqa: E402
 import rows  # noqa: E402
 import runner  # noqa: E402
 import side_by_side  # noqa: E402
+import vs_peer  # noqa: E402
 
 PROGRAM, SECONDS = ROOT / "bench" / "side_by_side.py", 200
 SHORT = ("--steps", "2", "--warm", "1")
@@ -171,6 +172,66 @@ def test_two_ranks_are_one_row():
     one, two = (runner.run("tiny", "strata_3", world, [*SHORT], 100) for world in (1, 2))
     assert two["losses"] == pytest.approx(one["losses"], abs=2e-3)
     assert two["host_gib"] > 1.5 * one["host_gib"]
+
+
+def ratio(name, steps, monkeypatch, capsys, versions=None, gpus=1):
+    """(exit code or message, last line of vs_peer.py NAME as JSON) where rows take `steps` seconds."""
+    machine = {"gpus": gpus, "machine": "a machine", "versions": {"torch": "2", "deepspeed": "1", **(versions or {})}}
+    monkeypatch.setattr(runner, "describe_machine", lambda: machine)
+    asked = []
+
+    def measured(job, mode, world, arguments, seconds):
+        asked.append(mode)
+        assert mode in [row.mode for row in jobs.JOBS[job].rows] and world == 1 and seconds > 0
+        return {"step_s": steps[mode]} if mode in steps else {"not_measured": "no room"}
+    monkeypatch.setattr(runner, "run", measured)
+    monkeypatch.setattr(sys, "argv", ["vs_peer.py", name])
+    try:
+        vs_peer.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    lines = capsys.readouterr().out.splitlines()
+    return code, asked, json.loads(lines[-1]) if lines else None
+
+
+def test_the_ratio_to_a_peer(monkeypatch, capsys):
+    steps = {"ds_nvmepipe": 20.0, "strata_nvme": 15.0, "strata_nvme_sm": 12.0}
+    code, asked, last = ratio("nvme_step_vs_deepspeed", steps, monkeypatch, capsys)
+    assert code == 0 and asked == ["ds_nvmepipe", "strata_nvme", "strata_nvme_sm", "strata_nvme_half"]
+    assert last == {"name": "nvme_step_vs_deepspeed", "value": 0.75, "target": 0.95, "unit": "x", "better": "lower",
+                    "against": "DeepSpeed, optimizer on NVMe, pipelined, same machine", "machine": "a machine",
+                    "others": {"strata_nvme_sm": 0.6}}
+    code, asked, last = ratio("gpu_no_offload_vs_plain", {"plain32": 1.0, "strata_0": 1.02}, monkeypatch, capsys)
+    assert code == 0 and asked == ["plain32", "strata_0"] and (last["value"], last["target"]) == (1.02, 1.03)
+
+
+def test_a_ratio_without_one_of_its_rows_is_an_error(monkeypatch, capsys):
+    for known, missing in (("strata_nvme", "ds_nvmepipe"), ("ds_nvmepipe", "strata_nvme")):
+        code, asked, last = ratio("nvme_step_vs_deepspeed", {known: 1.0}, monkeypatch, capsys)
+        assert code == f"nvme_step_vs_deepspeed: {missing}: no room" and asked[-1] == missing == last["mode"]
+
+
+@pytest.mark.parametrize("name, versions, gpus, reason", [
+    ("nvme_step_vs_deepspeed", {"torch": None}, 0, f"no torch in {sys.executable}"),
+    ("nvme_step_vs_deepspeed", {}, 0, "torch sees no GPU"),
+    ("nvme_step_vs_deepspeed", {"deepspeed": None}, 1, f"deepspeed is not installed in {sys.executable}"),
+    ("gpu_no_offload_vs_plain", {"deepspeed": None}, 0, "torch sees no GPU")])
+def test_a_ratio_that_cannot_be_measured_here_is_skipped(name, versions, gpus, reason, monkeypatch, capsys):
+    code, asked, last = ratio(name, {}, monkeypatch, capsys, versions, gpus)
+    assert code == 77 and not asked and (last["name"], last["value"], last["skipped"]) == (name, None, reason)
+
+
+def test_bench_run_knows_the_ratios():
+    command = [ROOT / "bench" / "run"]
+    listed = subprocess.run([*command, "--list"], capture_output=True, text=True, timeout=SECONDS).stdout.split()
+    assert set(vs_peer.FIGURES) <= set(listed)
+    for name in vs_peer.FIGURES:
+        run = subprocess.run([*command, name], env={**ENVIRONMENT, "STRATA_PYTHON": sys.executable,
+                                                    "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
+                             timeout=SECONDS)
+        assert run.returncode == 77, run.stdout + run.stderr
+        assert json.loads(run.stdout.splitlines()[-1])["skipped"] == "torch sees no GPU"
 
 
 def test_the_table_of_jobs_is_sound():

@@ -22,6 +22,7 @@ from conftest import ROOT  # noqa: E402
 from strata.deepspeed import Refused, read  # noqa: E402
 from strata.transformers import (StrataSeq2SeqTrainer, StrataSeq2SeqTrainingArguments, StrataTrainer,  # noqa: E402
                                  StrataTrainingArguments)
+from torch_ranks import deterministic_cuda, on_gpus  # noqa: E402
 
 OWN = pathlib.Path(__file__).parent
 
@@ -43,12 +44,26 @@ def launched(*arguments, ranks=2, module=("torch.distributed.run", "--standalone
     return [json.loads(path.read_text()) for path in sorted(pathlib.Path(arguments[0]).glob("rank*.json"))]
 
 
+@on_gpus(1)
+def test_placements_and_resuming_on_a_gpu_keep_bits(tmp_path):
+    deterministic_cuda()
+    options = {"use_cpu": False, "bf16": True, "save_strategy": "steps", "save_steps": 3}
+    offloaded = {**hf.CONFIG["zero_optimization"], "offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    whole = run(tmp_path, True, **options)
+    trainer = hf.trainer(tmp_path, config={**hf.CONFIG, "zero_optimization": offloaded}, **options)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))  # and from one placement to another
+    assert hf.history(trainer) == whole and trainer.engine.device.type == "cuda"
+    hf.close(trainer)
+
+
+@pytest.mark.parametrize("device, tolerance", [
+    ("cpu", hf.TOLERANCE), pytest.param("cuda", hf.GPU_TOLERANCE, marks=on_gpus(1))], ids=["CPU", "GPU"])
 @pytest.mark.parametrize("make", [models.llama, models.bert], ids=["llama", "bert"])
-def test_losses_are_the_plain_trainers(tmp_path, make):
-    plain = run(tmp_path, False, make, eval_strategy="epoch")
-    ours = run(tmp_path, True, make, eval_strategy="epoch")
+def test_losses_are_the_plain_trainers(tmp_path, make, device, tolerance):
+    options = {"use_cpu": device == "cpu", "eval_strategy": "epoch"}
+    plain, ours = (run(tmp_path, mine, make, **options) for mine in (False, True))
     assert len(plain) == 12 and plain[-2]["loss"] < plain[0]["loss"] - 0.1
-    assert hf.difference(plain, ours) < hf.TOLERANCE
+    assert hf.difference(plain, ours) < tolerance
 
 
 @pytest.mark.parametrize("changes", [
@@ -119,20 +134,22 @@ def test_an_own_loop_gives_the_plain_trainers_losses(tmp_path, make, world):
     assert max(abs(a - b) for a, b in zip(plain, ours)) < hf.TOLERANCE
 
 
-def test_two_ranks(tmp_path):
+@pytest.mark.parametrize("device, tolerance", [
+    ("cpu", hf.TOLERANCE), pytest.param("cuda", hf.GPU_TOLERANCE, marks=on_gpus(2))], ids=["CPU", "2 GPUs"])
+def test_two_ranks(tmp_path, device, tolerance):
     """Against DDP; a checkpoint of two ranks goes on with two and with one."""
-    results = launched(tmp_path)
+    results = launched(tmp_path, device)
     assert [result["rank"] for result in results] == [0, 1]
     for result in results:
         for name in ("llama", "bert"):
-            assert hf.difference(result["plain " + name], result["ours " + name]) < hf.TOLERANCE
+            assert hf.difference(result["plain " + name], result["ours " + name]) < tolerance
         assert result["resumed"] == result["whole"][3:]
         assert result["predictions"] == result["plain predictions"]
         assert result["generated"] == result["plain generated"]
-    alone = hf.trainer(tmp_path / "whole", per_device_train_batch_size=8, save_strategy="no")
+    alone = hf.trainer(tmp_path / "whole", per_device_train_batch_size=8, save_strategy="no", use_cpu=device == "cpu")
     alone.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert alone.engine.world == 1 and alone.state.global_step == 6
-    assert hf.difference(hf.history(alone)[3:4], results[0]["whole"][3:4]) < hf.TOLERANCE
+    assert hf.difference(hf.history(alone)[3:4], results[0]["whole"][3:4]) < tolerance
     hf.close(alone)
 
 

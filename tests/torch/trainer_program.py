@@ -1,4 +1,7 @@
-"""One rank of test_trainer.test_two_ranks: Trainers on Strata and with DDP, one after the other. OUT is a folder."""
+"""One rank of test_trainer.test_two_ranks: Trainers on Strata and with DDP, one after the other.
+
+Arguments: a folder to write to, and "cpu" or "cuda".
+"""
 import json
 import pathlib
 import sys
@@ -7,6 +10,7 @@ import conftest  # noqa: F401 paths and threads
 import hf
 import test_transformers as models
 import torch
+from torch_ranks import deterministic_cuda
 
 
 def run(folder, ours, make=models.llama, resume=None, **changes):
@@ -15,22 +19,24 @@ def run(folder, ours, make=models.llama, resume=None, **changes):
     return trainer
 
 
-def main(out):
-    result = {}
+def main(out, device):
+    if device == "cuda":
+        deterministic_cuda()
+    result, place = {}, {"use_cpu": device == "cpu"}
     for name, make in (("llama", models.llama), ("bert", models.bert)):
         for kind, ours in (("plain", False), ("ours", True)):
-            trainer = run(out / "none", ours, make, eval_strategy="epoch")
+            trainer = run(out / "none", ours, make, eval_strategy="epoch", **place)
             result[f"{kind} {name}"] = hf.history(trainer)
             if name == "llama":
                 predictions = "predictions" if ours else "plain predictions"
                 result[predictions] = trainer.predict(hf.Rows(7)).predictions.argmax(-1).tolist()
-                prompt = torch.tensor([[1, 5, 9, 13]])
+                prompt = torch.tensor([[1, 5, 9, 13]], device=trainer.args.device)
                 trainer.model.eval()
                 result["generated" if ours else "plain generated"] = trainer.model.generate(
                     prompt, max_new_tokens=6, do_sample=False).tolist()
             result["rank"] = trainer.args.process_index
             hf.close(trainer)
-    saving = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 4}
+    saving = {**place, "save_strategy": "steps", "save_steps": 3, "num_train_epochs": 4}
     trainer = run(out / "whole", True, **saving)
     result["whole"] = hf.history(trainer)
     hf.close(trainer)
@@ -43,4 +49,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2])

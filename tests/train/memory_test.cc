@@ -360,20 +360,22 @@ Pinned pinned_of(Trial t) {
   return pinned;
 }
 
-// State that the host alone works on is never copied by the device.
+// State that the host alone works on is never copied by the device: all of it, or all but the share that is streamed.
 TEST(MemoryPlan, PinMemoryLocksWhatTheDeviceCopies) {
   load<strata_device_api>("fault", STRATA_DEVICE);
   const std::string z = "zero_optimization.", o = z + "offload_optimizer.";
-  for (const bool split : {false, true}) {
+  const std::pair<std::string, uint64_t> shares[] = {{"", 4}, {"0", 0}, {"0.25", 1}, {"0.5", 2}, {"1", 4}};  // quarters
+  for (const auto& [share, quarters] : shares) {
     for (const std::string params : {"none", "cpu"}) {
-      SCOPED_TRACE((split ? "split, params on " : "params on ") + params);
+      SCOPED_TRACE("share \"" + share + "\", params on " + params);
       Trial t;
       t.stage = 3;
-      t.model = vectors({40960, 8192, 20480}, STRATA_BF16);
-      t.overrides = {z + "param_persistence_threshold=10000", o + "split_update=" + (split ? "true" : "false")};
+      t.model = vectors({40960, 8192, 16384}, STRATA_BF16);
+      t.overrides = {z + "param_persistence_threshold=10000", o + "split_update=true"};
+      if (!share.empty()) t.overrides.push_back(o + "split_share=" + share);
       t.offload_optimizer = "cpu";
       t.offload_param = params;
-      t.device_updates = split;
+      t.device_updates = true;
       const Pinned plain = pinned_of(t);
       t.overrides.push_back(o + "pin_memory=true");
       const Pinned pinned = pinned_of(t);
@@ -382,9 +384,18 @@ TEST(MemoryPlan, PinMemoryLocksWhatTheDeviceCopies) {
       EXPECT_GT(planned["optimizer state"], 0u);
       EXPECT_GT(planned["reduced gradients"], 0u);
       EXPECT_EQ(pinned.bytes - plain.bytes,
-                planned["reduced gradients"] + planned["weight shards"] + (split ? planned["optimizer state"] : 0));
+                planned["reduced gradients"] + planned["weight shards"] + planned["optimizer state"] / 4 * quarters);
     }
   }
+  Trial t;
+  t.stage = 3;
+  t.offload_optimizer = "cpu";
+  const Pinned plain = pinned_of(t);
+  t.overrides.push_back(o + "pin_memory=true");
+  const Pinned pinned = pinned_of(t);
+  EXPECT_EQ(pinned.said, size_text(pinned.bytes)) << "without split_update";
+  std::map<std::string, uint64_t> planned = pinned.planned;
+  EXPECT_EQ(pinned.bytes - plain.bytes, planned["reduced gradients"]);
 }
 
 }  // namespace

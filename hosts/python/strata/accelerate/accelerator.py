@@ -129,7 +129,7 @@ class Accelerator(accelerate.Accelerator):
             optimizer = optimizer.optimizer
         groups = optimizers.groups(optimizer, model) if optimizer is not None else None
         manifest = agreement.manifest(self, self._config, self._auto, model, optimizer, loaders)
-        self._report_on([*self._file_keys, *manifest.keys])
+        self._report_on([*self._file_keys, *manifest.keys_on(self.device.type)])
         with manifest.named():
             self.engine = prepare(model, text=manifest.text, overrides=self._device_overrides() + self._overrides,
                                   units=self._units, groups=groups)

@@ -72,7 +72,7 @@ def read(path):
                   for name in also]
     if wrong:
         raise Refused(wrong, f"Accelerate configuration {path}")
-    config = deepspeed.load(file) if file else _from_block(block, also)
+    config = deepspeed.load(file) if file else deepspeed.Configuration(_from_block(block, also), path)
     precision = str(content.get("mixed_precision") or "no")
     if content.get("mixed_precision") is not None:
         bf16 = config.setdefault("bf16", {})

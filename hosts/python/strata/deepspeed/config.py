@@ -36,7 +36,12 @@ class Refused(InvalidArgument):
 class Configuration(dict):
     """A configuration that knows which file it is from."""
 
-    path = None
+    path = folder = None  # the file as it was named, and the absolute path of where it lies
+
+    def __init__(self, content=(), path=None):
+        super().__init__(content)
+        if path:
+            self.path, self.folder = str(path), pathlib.Path(path).absolute().parent
 
 
 def name_of(config):
@@ -48,8 +53,9 @@ class Manifest:
     """`text` of the manifest, and `keys`: a Key for every key of the configuration."""
 
     def __init__(self, values, keys, paths, of):
-        self.keys = keys
         self._values, self._of = values, of
+        note = "beside a GPU; on the CPU without effect"
+        self.keys = [key._replace(note=note) if self._pins_beside_nvme(key) else key for key in keys]
         self._lines = [(key, paths.get(key, key)) for key in sorted(values)]  # with the configuration's path
         self.text = "".join(f"{key} = {_toml(value)}\n" for key, value in sorted(values.items()))
 
@@ -68,9 +74,20 @@ class Manifest:
     def get(self, path, default=None):
         return self._values.get(path, default)
 
-    def report(self):
+    def keys_on(self, device_type):
+        """The same as `keys`, where it is known what params lie on: "cuda", "cpu", ...; None: it is not."""
+        if device_type != "cpu":
+            return self.keys
+        return [key._replace(status=NO_EFFECT, note="beside nvme only a GPU needs it, and params are on the CPU")
+                if self._pins_beside_nvme(key) else key for key in self.keys]
+
+    def _pins_beside_nvme(self, key):
+        part, _, name = key.path.rpartition(".")
+        return name == "pin_memory" and key.value is True and self.get(part + ".device") == "nvme"
+
+    def report(self, device_type=None):
         """One line per key, those that are not simply honoured first."""
-        order = sorted(self.keys, key=lambda key: (key.status == HONOURED, key.path))
+        order = sorted(self.keys_on(device_type), key=lambda key: (key.status == HONOURED, key.path))
         return [line(key) for key in order]
 
 
@@ -203,8 +220,7 @@ def load(config):
 
 def loads(text, path=None):
     """The same of a text; `path` is where it is from."""
-    found = Configuration()
-    found.path = path and str(path)
+    found = Configuration(path=path)
     try:
         content = json.loads(text, object_pairs_hook=_Pairs)
     except json.JSONDecodeError as error:
@@ -307,6 +323,9 @@ def read(config, auto=None, hidden_size=None, advice=lambda path: "write it, or 
         if key is None:
             continue
         key = key or path
+        if path.endswith(".nvme_path") and (beside := _beside_file(config, setting)):
+            keys[-1] = keys[-1]._replace(note=f"relative to the file: {beside}")
+            setting = beside
         if key in values and values[key] != setting:
             why = f"contradicts another key for {key}, which is {json.dumps(values[key])}"
             wrong.append(Key(path, value, None, why))
@@ -321,6 +340,20 @@ def read(config, auto=None, hidden_size=None, advice=lambda path: "write it, or 
         keys = [old._replace(status=NO_EFFECT, note=key.note) if old.path.replace("stage3_", "") == key.path else old
                 for old in keys]
     return Manifest(values, keys, paths, name_of(config))
+
+
+def _beside_file(config, directories):
+    """Directories, with commas between, where the configuration's file says so, as a manifest's are; None: as they are.
+
+    A configuration that is of no file is the program's own word: there they are of the working directory.
+    """
+    folder = getattr(config, "folder", None)
+    if not folder or not isinstance(directories, str):
+        return None
+    names = [name.strip() for name in directories.split(",") if name.strip()]
+    if all(map(os.path.isabs, names)):
+        return None
+    return ", ".join(str(folder / name) for name in names)
 
 
 def keys_without_effect(values):
