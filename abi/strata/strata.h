@@ -61,8 +61,8 @@ typedef void*(STRATA_CALL* strata_lend_fn)(void* ctx, uint64_t bytes, const stra
 typedef void(STRATA_CALL* strata_take_back_fn)(void* ctx, void* memory, const strata_stream* stream);
 
 /* Device memory out of the host's own allocator; see gradient_memory. Both are called inside strata_grad, strata_grads,
- * strata_grads_done, strata_end_backward, strata_fetch, strata_load and strata_close, on their thread, and must not
- * call the engine. */
+ * strata_grads_done, strata_end_backward, strata_drop_gradients (where there are several ranks: they finish what some
+ * of them began), strata_fetch, strata_load and strata_close, on their thread, and must not call the engine. */
 typedef struct strata_lender {
   uint32_t struct_size;
   uint32_t abi_minor;
@@ -88,7 +88,8 @@ typedef struct strata_engine_args {
   int32_t reserved;
   /* [self] until strata_close, or NULL. On a device with streams, memory for gradients is then borrowed here by a
    * step's first gradient and goes back when the fetches after strata_step have made that stream wait for every unit's
-   * update: a framework can use it for activations in between. "grad" is readable until then. */
+   * update; where nothing of a micro-batch stays on the device, already when a fetch in the next one's forward has made
+   * it wait for the reductions. A framework can use it for activations in between. "grad" is readable until then. */
   const strata_lender* gradient_memory;
 } strata_engine_args;
 

@@ -147,23 +147,26 @@ Status GradientMemory::allocate() {
   }
   buffers_.plan(std::move(sizes), room());
   Blocks blocks;
-  STRATA_RETURN_IF_ERROR(allocate_offloaded(&blocks.reduced[0]).during("reduced gradients"));
+  STRATA_RETURN_IF_ERROR(allocate_offloaded().during("reduced gradients"));
   if (!is_lent()) STRATA_RETURN_IF_ERROR(allocate_blocks(&blocks));
   place(blocks);
   return Ok();
 }
 
 // Reduced gradients lie where the update reads them; an NVMe tier reads them from RAM.
-Status GradientMemory::allocate_offloaded(char** reduced) {
+Status GradientMemory::allocate_offloaded() {
   const uint64_t bytes = owned_bytes(false);
-  if (bytes == 0) return Ok();
-  if (places_.offload().addressable()) {
+  char* at = nullptr;
+  if (bytes > 0 && places_.offload().addressable()) {
     STRATA_RETURN_IF_ERROR(places_.offload().alloc(bytes, "reduced gradients", &offloaded_region_));
-    *reduced = offloaded_region_.address();
-    return Ok();
+    at = offloaded_region_.address();
+  } else if (bytes > 0) {
+    STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, bytes, &offloaded_memory_));
+    at = offloaded_memory_.at(0);
   }
-  STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, bytes, &offloaded_memory_));
-  *reduced = offloaded_memory_.at(0);
+  for (uint32_t u = 0; u < slots_.size(); ++u) {
+    if (!places_.on_device(u)) place_reduced(u, &at);
+  }
   return Ok();
 }
 
@@ -177,25 +180,35 @@ Status GradientMemory::allocate_blocks(Blocks* blocks) {
   blocks->accumulators = accumulators_.at(0);
   blocks->scratch = scratch_.at(0);
   blocks->arriving = arriving_.bytes() > 0 ? arriving_.at(0) : nullptr;
-  blocks->reduced[1] = reduced_.at(0);
+  blocks->reduced = reduced_.at(0);
   return Ok();
 }
 
-// Gives every segment its place in the blocks. Nothing uses the old ones.
+namespace {
+char* take(char** next, uint64_t bytes) { return *next ? std::exchange(*next, *next + bytes) : nullptr; }
+}  // namespace
+
+void GradientMemory::place_reduced(uint32_t unit, char** at) {
+  slots_[unit].owned.clear();
+  for (const Segment& s : layout_.units[unit].segments) {
+    const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
+    slots_[unit].owned.push_back(count > 0 ? take(at, count * dtype_size(plan_.owned(s))) : nullptr);
+  }
+}
+
+// Gives every segment its place in the blocks. Nothing uses the old ones; slices in the tier stay where they are: the
+// update may be reading them.
 void GradientMemory::place(const Blocks& blocks) {
   blocks_ = blocks;
   buffers_.place(blocks.buffers);
   Blocks at = blocks;
-  const auto take = [](char** next, uint64_t bytes) { return *next ? std::exchange(*next, *next + bytes) : nullptr; };
   for (uint32_t u = 0; u < slots_.size(); ++u) {
     Slot& slot = slots_[u];
-    slot.owned.clear();
     slot.arriving.clear();
     slot.accumulator.clear();
+    if (places_.on_device(u)) place_reduced(u, &at.reduced);
     for (const Segment& s : layout_.units[u].segments) {
       const uint64_t count = s.trainable ? layout_.owned(s).size() : 0;
-      char** reduced = &at.reduced[places_.on_device(u) ? 1 : 0];
-      slot.owned.push_back(count > 0 ? take(reduced, count * dtype_size(plan_.owned(s))) : nullptr);
       const bool arrives = count > 0 && places_.leaves_device(u) && !sums_on_host(u);
       slot.arriving.push_back(arrives ? take(&at.arriving, count * sizeof(float)) : nullptr);
       slot.accumulator.push_back(s.trainable && plan_.local ? take(&at.accumulators, s.elements * sizeof(float))
@@ -213,7 +226,7 @@ Status GradientMemory::borrow(const strata_stream* stream, bool* lent) {
   std::vector<char*> blocks;
   STRATA_RETURN_IF_ERROR(lender_.borrow(
       {buffer_bytes(), accumulator_bytes(), scratch_bytes(), arriving_bytes(), owned_bytes(true)}, stream, &blocks));
-  place({blocks[0], blocks[1], blocks[2], blocks[3], {blocks_.reduced[0], blocks[4]}});
+  place({blocks[0], blocks[1], blocks[2], blocks[3], blocks[4]});
   if (room().zeros > 0) STRATA_RETURN_IF_ERROR(device_.zero(blocks[0] + room().buffers, room().zeros, stream));
   return lender_.begin(stream);
 }
@@ -230,7 +243,7 @@ Status GradientMemory::note_fetch(uint32_t unit, const strata_stream* stream) {
     STRATA_RETURN_IF_ERROR(lender_.note_fetch(needed, stream, queue_.patience(), &ended));
   }
   STRATA_RETURN_IF_ERROR(lender_.note_fetch(unit, stream, queue_.patience(), &ended));
-  if (ended) place({nullptr, nullptr, nullptr, nullptr, {blocks_.reduced[0], nullptr}});
+  if (ended) place({});
   return Ok();
 }
 

@@ -107,10 +107,9 @@ class GradientMemory {
     std::vector<char*> owned, arriving, accumulator;
     std::vector<double*> norm;
   };
-  // Where each kind of memory begins.
+  // Where each kind of memory on the device begins.
   struct Blocks {
-    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr;
-    char* reduced[2] = {};  // of state in the tier; of state on the device
+    char *buffers = nullptr, *accumulators = nullptr, *scratch = nullptr, *arriving = nullptr, *reduced = nullptr;
   };
   using Room = GradientBuffers::Room;
   Room room() const;
@@ -125,7 +124,9 @@ class GradientMemory {
   // Reduced slices, or sums of them, have a place on the device.
   bool keeps(uint32_t unit) const { return !places_.leaves_device(unit) || (plan_.adds_up() && !sums_on_host(unit)); }
   Status allocate_blocks(Blocks* blocks);
-  Status allocate_offloaded(char** reduced);
+  Status allocate_offloaded();
+  // The reduced slices of a unit, from `at` on.
+  void place_reduced(uint32_t unit, char** at);
   void place(const Blocks& blocks);
 
   const Layout& layout_;

@@ -328,11 +328,12 @@ void Gradients::begin_micro_batch() {
 }
 
 // Ranks may have come to different places. Where all send units in the order of the last step, the reductions of the
-// whole step are what they can do alike. Else they ask each other before every reduction, and none is done any more.
+// whole step are what they can do alike. Else they ask each other before every reduction, and none is done any more, as
+// none is by a rank alone.
 Status Gradients::drop() {
   for (Slot& slot : slots_) slot.pending.clear();  // the host's tensors may be gone
-  if (asks_) {
-    ask(true);
+  if (asks_ || layout_.world == 1) {
+    if (asks_) ask(true);
     STRATA_RETURN_IF_ERROR(queue_.flush());
     STRATA_RETURN_IF_ERROR(queue_.or_fail(settle_writers()));
     bucket_.clear();

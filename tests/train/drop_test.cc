@@ -150,6 +150,51 @@ TEST(DropGradients, FromDifferentPlacesOutOfTurnOnAGpu) {
   }
 }
 
+// An out-of-memory in a forward is what drops are for: a rank alone needs no memory for one, and goes on with the bits of
+// a run without.
+TEST(DropGradients, ARankAloneBorrowsNothing) {
+  for (const int stage : {0, 2}) {
+    Trial t;
+    t.stage = stage;
+    t.micro_batches = 2;
+    t.gpu = "gpu_sim";
+    t.gpu_delay_us = 300;
+    t.offload_optimizer = "cpu";
+    t.model = vectors({4000, 4000}, STRATA_BF16);
+    std::vector<Result> results;
+    for (const bool drops : {false, true}) {
+      const std::string job = "alone-drops-" + std::to_string(stage) + std::to_string(drops);
+      Gpu gpu(t.gpu, job, 0, 1, t.gpu_delay_us);
+      std::string error;
+      strata_engine* e = open_rank(t, job, 0, &error, gpu.lender());
+      ASSERT_NE(e, nullptr) << error;
+      ASSERT_EQ(build_model(e, t.model), "");
+      const auto backward = [&] {
+        for (size_t k = 2; k-- > 0;) give_gradient_on(gpu, e, t.model, k);
+        ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
+      };
+      if (drops) {
+        backward();
+        for (const uint32_t unit : {0u, 1u}) {
+          ASSERT_EQ(strata_fetch(e, unit, gpu.stream()), STRATA_OK) << last();
+          ASSERT_EQ(strata_release(e, unit, gpu.stream()), STRATA_OK) << last();
+        }
+        const int loans = gpu.loans();
+        ASSERT_EQ(strata_drop_gradients(e), STRATA_OK) << last();
+        EXPECT_EQ(gpu.loans(), loans) << "stage " << stage;
+      }
+      for (int micro = 0; micro < 2; ++micro) backward();
+      ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+      Result& mine = results.emplace_back();
+      ASSERT_EQ(collect(e, t.model, &mine), "");
+      gpu.sync();
+      strata_close(e);
+      gpu.wait();
+    }
+    EXPECT_TRUE(results[0] == results[1]) << "stage " << stage;
+  }
+}
+
 // Where an order holds for a step and then changes, nobody asks in time: from one place it is dropped all the same,
 // from different ones every rank hears which two reductions met.
 TEST(DropGradients, OutOfATurnThatWasKept) {
