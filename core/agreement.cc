@@ -58,8 +58,8 @@ Status Agreement::fill(uint64_t hash, const std::vector<uint8_t>& used, const st
   const Header header = {gradients_.norm_partial(), hash, static_cast<uint32_t>(used.size()),
                          static_cast<uint32_t>(order.size())};
   std::memcpy(at, &header, sizeof(header));
-  std::memcpy(at + sizeof(header), order.data(), order.size() * sizeof(uint32_t));
-  std::memcpy(at + sizeof(header) + order.size() * sizeof(uint32_t), used.data(), used.size());
+  at = std::copy_n(reinterpret_cast<const char*>(order.data()), order.size() * sizeof(uint32_t), at + sizeof(header));
+  std::copy(used.begin(), used.end(), at);
   return Ok();
 }
 

@@ -95,6 +95,9 @@ def test_from_safetensors(tmp_path):
         assert all(torch.equal(found[name], state[name]) for name in names)
     with prepared(None, state) as engine:
         assert torch.equal(engine.read("head.weight"), state["head.weight"])
+        engine.core.export_weights(tmp_path / "own.safetensors")  # which has fillers between the params
+    with prepared(None, tmp_path / "own.safetensors") as engine:
+        assert all(torch.equal(engine.state_dict()[name], state[name]) for name in names)
     for wrong, text in (("more", r"unexpected \['more'\]"), ("less", r"missing \['tokens.weight'\]")):
         with pytest.raises(strata.InvalidArgument, match=text):
             prepared(None, tmp_path / wrong)

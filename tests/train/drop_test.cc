@@ -150,8 +150,8 @@ TEST(DropGradients, FromDifferentPlacesOutOfTurnOnAGpu) {
   }
 }
 
-// An out-of-memory in a forward is what drops are for: a rank alone needs no memory for one, and goes on with the bits of
-// a run without.
+// An out-of-memory in a forward is what drops are for: a rank alone needs no memory for one, and goes on with the bits
+// of a run without.
 TEST(DropGradients, ARankAloneBorrowsNothing) {
   for (const int stage : {0, 2}) {
     Trial t;

@@ -70,7 +70,9 @@ class Initial:
         missing = [known[0] for known in names.values() if not any(name in self._weights for name in known)]
         buffers = dict(self._model.named_buffers())
         known = {name for of_one in names.values() for name in of_one}
-        unexpected = [name for name in self._weights.keys() if name not in known and name not in buffers]
+        # Of a file of the engine's own (docs/checkpoint_format.md): what lies between the params.
+        unexpected = [name for name in self._weights.keys()
+                      if name not in known and name not in buffers and not name.startswith("__hdf5_")]
         if missing or unexpected:
             raise InvalidArgument(f"weights: missing {missing}, unexpected {unexpected}")
 
