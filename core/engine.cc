@@ -330,7 +330,9 @@ Status Engine::load(const char* root, const char* tag) {
   const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(between_steps("strata_load"));
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, "strata_load: a unit is still fetched"};
-  STRATA_RETURN_IF_ERROR(open_checkpoint());
+  const Status opened = open_checkpoint();
+  if (opened.code() == STRATA_NOT_FOUND) return {STRATA_FAILED_PRECONDITION, opened.text()};  // of the plugin itself
+  STRATA_RETURN_IF_ERROR(opened);
   STRATA_RETURN_IF_ERROR(queue_->or_fail(weights_->wait_for_readers()));
   bool changed = false;
   const Status loaded = snapshot_->load(root, tag, &run_, &changed);

@@ -1,8 +1,11 @@
 #include "core/model_parts.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -36,9 +39,33 @@ Status make_directory(const std::string& path) {
   return result(error.value(), "making " + path);
 }
 
+// Of the name itself: a link is there whatever it leads to, and is no directory.
 bool exists(const std::string& path) {
   std::error_code ignored;
-  return fs::exists(path, ignored);
+  return fs::exists(fs::symlink_status(path, ignored));
+}
+
+bool is_directory(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_directory(fs::symlink_status(path, ignored));
+}
+
+// On the disk when it returns, or not there.
+Status write_file(const std::string& path, const std::string& text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) return result(errno, "making " + path);
+  const ssize_t written = ::write(file, text.data(), text.size());
+  int why = written == static_cast<ssize_t>(text.size()) ? 0 : written < 0 ? errno : ENOSPC;
+  if (why == 0 && ::fsync(file) != 0) why = errno;
+  if (::close(file) != 0 && why == 0) why = errno;
+  if (why != 0) ::unlink(path.c_str());
+  return result(why, "writing " + path);
+}
+
+bool is_at(int file, const std::string& path) {
+  struct stat a {
+  }, b{};
+  return ::fstat(file, &a) == 0 && ::stat(path.c_str(), &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 std::string first_line(const std::string& path) {
@@ -51,66 +78,135 @@ std::string first_line(const std::string& path) {
 // Where a checkpoint lies: set aside, after a kill between the two renames of a save that replaced it.
 std::string directory_of(const std::string& root, const std::string& tag) {
   const std::string committed = root + "/" + tag, replaced = root + "/." + tag + ".replaced";
-  return !exists(committed) && exists(replaced) ? replaced : committed;
+  return !exists(committed) && is_directory(replaced) ? replaced : committed;
 }
 
 Status rename(const std::string& from, const std::string& to) {
   return result(::rename(from.c_str(), to.c_str()) != 0 ? errno : 0, "rename of " + from + " to " + to);
 }
 
-// What the plugin takes for the latest, too: the announced one if it came to be, else the one before.
-std::string latest_of(const std::string& root) {
+// The tag in .latest.next if that checkpoint came to be, else "".
+std::string announced_in(const std::string& root) {
   const std::string next = first_line(root + "/.latest.next");
-  return !next.empty() && exists(directory_of(root, next)) ? next : first_line(root + "/latest");
+  return !next.empty() && exists(directory_of(root, next)) ? next : "";
 }
 
-// The tensor and pipeline sizes of a saved checkpoint; false when there is anything but parts in it.
-bool sizes_in(const std::string& directory, int* tensors, int* stages) {
+// What the plugin takes for the latest, too: the announced one if it came to be, else the one before.
+std::string latest_of(const std::string& root) {
+  const std::string next = announced_in(root);
+  return !next.empty() ? next : first_line(root + "/latest");
+}
+
+// Moves what is announced to `latest`; another save may just have done so.
+Status name_latest(const std::string& root) {
+  const Status moved = rename(root + "/.latest.next", root + "/latest");
+  if (!moved.ok() && moved.code() != STRATA_NOT_FOUND) return moved;
+  return sync_path(root);
+}
+
+bool read_part_name(const std::string& name, int* tensors, int* stages) {
+  int tensor, stage, end = 0;
+  std::sscanf(name.c_str(), "tp%dof%d-pp%dof%d%n", &tensor, tensors, &stage, stages, &end);
+  return end > 0 && end == static_cast<int>(name.size());
+}
+
+// The tensor and pipeline sizes of a saved checkpoint.
+void sizes_in(const std::string& directory, int* tensors, int* stages) {
   *tensors = *stages = 1;
-  bool only_parts = true;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    int tensor, tensor_size, stage, stage_count, end = 0;
-    const std::string name = entry.path().filename();
-    std::sscanf(name.c_str(), "tp%dof%d-pp%dof%d%n", &tensor, &tensor_size, &stage, &stage_count, &end);
-    if (end != static_cast<int>(name.size())) {
-      only_parts = false;
-      continue;
-    }
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
+    int tensor_size, stage_count;
+    if (!read_part_name(entry.path().filename(), &tensor_size, &stage_count)) continue;
     *tensors = tensor_size;
     *stages = stage_count;
   }
-  return only_parts && !error;
+}
+
+// A name that a commit of the plugin gives to a file.
+bool is_file_of_checkpoint(const std::string& name) {
+  const auto digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+  return name == "index.h5" || name == "weights.h5" ||
+         (name.size() == 12 && name.compare(0, 4, "rank") == 0 && name.compare(9, 3, ".h5") == 0 &&
+          std::all_of(name.begin() + 4, name.begin() + 9, digit));
+}
+
+// What is no part of the checkpoint in this directory, at any depth; "" when there is nothing else in it.
+std::string stranger_in(const std::string& directory, const std::string& tag) {
+  if (!is_directory(directory)) return directory;
+  std::error_code error;
+  for (auto it = fs::recursive_directory_iterator(directory, error); it != fs::end(it); it.increment(error)) {
+    const std::string name = it->path().filename();
+    int tensors, stages;
+    bool known = false;
+    if (is_directory(it->path())) {
+      known = it.depth() == 0 ? read_part_name(name, &tensors, &stages) : it.depth() == 1 && name == tag;
+    } else {
+      known =
+          it.depth() == 1 ? name == "latest" || name == ".latest.next" : it.depth() == 2 && is_file_of_checkpoint(name);
+    }
+    if (!known) return it->path();
+  }
+  return error ? directory : "";
 }
 
 }  // namespace
 
-Status ModelParts::make_room() const {
+ModelParts::~ModelParts() {
+  if (lock_ < 0) return;
+  ::unlink(lock_path().c_str());
+  ::close(lock_);
+}
+
+// An open file description lock; where the file system has none, two saves of one tag are not noticed.
+Status ModelParts::take_lock() {
+  const std::string path = lock_path();
+  while (true) {
+    const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0) return result(errno, "making " + path);
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    if (::fcntl(file, F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
+      ::close(file);
+      return {STRATA_FAILED_PRECONDITION, committed_ + " is being saved by another job: " + path + " is locked"};
+    }
+    if (is_at(file, path)) {
+      lock_ = file;
+      return Ok();
+    }
+    ::close(file);  // whoever had it before removed it meanwhile
+  }
+}
+
+Status ModelParts::make_room() {
   if (tag_.empty() || tag_[0] == '.' || tag_ == "latest" || tag_.find('/') != std::string::npos) {
     return {STRATA_INVALID_ARGUMENT, "\"" + tag_ + "\" cannot be the name of a directory of checkpoints"};
   }
   STRATA_RETURN_IF_ERROR(make_directory(root_));
-  std::error_code ignored;
-  int tensors, stages;
-  if (!exists(committed_) && exists(replaced_)) STRATA_RETURN_IF_ERROR(rename(replaced_, committed_));
-  fs::remove_all(replaced_, ignored);
-  if (exists(committed_) && (fs::is_symlink(committed_) || !sizes_in(committed_, &tensors, &stages))) {
-    return {STRATA_ALREADY_EXISTS, committed_ + " is there, is no checkpoint of a model in parts, and is not replaced"};
+  STRATA_RETURN_IF_ERROR(take_lock());
+  if (!announced_in(root_).empty()) STRATA_RETURN_IF_ERROR(name_latest(root_));
+  if (is_directory(replaced_)) {
+    ::rmdir(committed_.c_str());  // does nothing unless it is empty
+    if (!exists(committed_)) STRATA_RETURN_IF_ERROR(rename(replaced_, committed_));
   }
+  STRATA_RETURN_IF_ERROR(require_replaceable());
+  std::error_code ignored;
+  fs::remove_all(replaced_, ignored);
   abandon();
-  return make_directory(partial_);
+  return result(::mkdir(partial_.c_str(), 0777) != 0 ? errno : 0, "making " + partial_);
+}
+
+Status ModelParts::require_replaceable() const {
+  const std::string stranger = exists(committed_) ? stranger_in(committed_, tag_) : "";
+  if (stranger.empty()) return Ok();
+  return {STRATA_ALREADY_EXISTS, committed_ + " is there, is no checkpoint of a model in parts" +
+                                     (stranger == committed_ ? "" : " alone (" + stranger + ")") +
+                                     ", and is not replaced"};
 }
 
 void ModelParts::abandon() const {
   std::error_code ignored;  // what is left over is found again by the next save
   fs::remove_all(partial_, ignored);
-}
-
-Status ModelParts::announce() const {
-  const std::string next = root_ + "/.latest.next";
-  std::ofstream(next, std::ios::trunc) << tag_ << "\n";
-  STRATA_RETURN_IF_ERROR(sync_path(next));
-  return sync_path(root_);
 }
 
 // In one step where the file system can exchange two names.
@@ -127,15 +223,20 @@ Status ModelParts::take_name() const {
 }
 
 // A new name is announced first: after a kill between the renames, a load finds the newer checkpoint. One that is there
-// would count at once: it is announced when it has been replaced.
+// would count at once: it is announced when it has been replaced. What `latest` will be is written before either, so
+// that a full disk is an error before anything has changed.
 Status ModelParts::publish() const {
+  STRATA_RETURN_IF_ERROR(require_replaceable());
   const bool is_new = !exists(committed_);
+  const std::string name = root_ + "/." + tag_ + ".latest", next = root_ + "/.latest.next";
   STRATA_RETURN_IF_ERROR(sync_path(partial_));
-  if (is_new) STRATA_RETURN_IF_ERROR(announce());
+  STRATA_RETURN_IF_ERROR(write_file(name, tag_ + "\n"));
+  if (is_new) STRATA_RETURN_IF_ERROR(rename(name, next));
+  STRATA_RETURN_IF_ERROR(sync_path(root_));
   STRATA_RETURN_IF_ERROR(take_name());
   STRATA_RETURN_IF_ERROR(sync_path(root_));
-  if (!is_new) STRATA_RETURN_IF_ERROR(announce());
-  STRATA_RETURN_IF_ERROR(rename(root_ + "/.latest.next", root_ + "/latest"));
+  if (!is_new) STRATA_RETURN_IF_ERROR(rename(name, next));
+  STRATA_RETURN_IF_ERROR(name_latest(root_));
   std::error_code ignored;  // what is left over is found again by the next save
   for (const std::string& path : {partial_, replaced_}) fs::remove_all(path, ignored);
   return sync_path(root_);
@@ -147,10 +248,7 @@ Status ModelParts::find(const Places& places, const std::string& root, const cha
   *part_root = root;
   const bool parts = places.parts() > 1;
   const std::string directory = directory_of(root, *found);
-  if (found->empty() || !exists(directory)) {
-    if (!parts) return Ok();  // the plugin says what there is
-    return {STRATA_NOT_FOUND, found->empty() ? root + "/latest names no checkpoint" : directory + " is not there"};
-  }
+  if (found->empty() || !exists(directory)) return Ok();  // the plugin says what there is
   int tensors = 1, stages = 1;
   sizes_in(directory, &tensors, &stages);
   if (tensors != places.tensor.size || stages != places.pipeline.size) {
@@ -164,7 +262,7 @@ Status ModelParts::find(const Places& places, const std::string& root, const cha
                 ": the parts of a model cannot be cut anew (the data-parallel size may change)"};
   }
   if (parts) *part_root = directory + "/" + places.part_name();
-  return !parts || exists(*part_root) ? Ok() : Status(STRATA_NOT_FOUND, *part_root + ": this part is missing");
+  return !parts || exists(*part_root) ? Ok() : Status(STRATA_DATA_LOSS, *part_root + ": this part is missing");
 }
 
 std::string ModelParts::file_of_part(const Places& places, const std::string& file) {

@@ -24,27 +24,35 @@ class ModelParts {
         committed_(root_ + "/" + tag_),
         partial_(root_ + "/." + tag_ + ".partial"),
         replaced_(root_ + "/." + tag_ + ".replaced") {}
+  ~ModelParts();
+  ModelParts(const ModelParts&) = delete;
 
   // Where the plugin writes this rank's part.
   std::string save_root() const { return places_.parts() == 1 ? root_ : partial_ + "/" + places_.part_name(); }
-  // The three of rank 0. ALREADY_EXISTS: something else than a checkpoint has the name. What a save that was killed
-  // left goes away.
-  Status make_room() const;
+  // The three of rank 0. ALREADY_EXISTS: something else than a checkpoint has the name. FAILED_PRECONDITION: another
+  // job saves to it; from here until this object ends it has <root>/.<tag>.lock locked. What a save that was killed
+  // left goes away, and what it committed and announced becomes the latest.
+  Status make_room();
   Status publish() const;
   void abandon() const;
 
-  // Where this rank's part of a checkpoint is to be read. `tag` NULL: the latest, which is given in *found.
+  // Where this rank's part of a checkpoint is to be read. `tag` NULL: the latest, which is given in *found. It is
+  // `root` itself for a model that is one part, and where there is no such checkpoint: the plugin then says what there
+  // is.
   static Status find(const Places& places, const std::string& root, const char* tag, std::string* part_root,
                      std::string* found);
   // The name of one file per part: "model.tp0of2-pp1of2.h5".
   static std::string file_of_part(const Places& places, const std::string& file);
 
  private:
-  Status announce() const;
+  std::string lock_path() const { return root_ + "/." + tag_ + ".lock"; }
+  Status take_lock();
+  Status require_replaceable() const;
   Status take_name() const;
 
   const Places& places_;
   const std::string root_, tag_, committed_, partial_, replaced_;
+  int lock_ = -1;  // of rank 0
 };
 
 }  // namespace strata

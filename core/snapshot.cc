@@ -158,7 +158,7 @@ Status Snapshot::save(const std::string& root, const std::string& tag, const Run
   const std::string what = "save of \"" + root + "/" + tag + "\"";
   uint64_t save_id = 0;
   STRATA_RETURN_IF_ERROR(begin_save(what, &save_id));
-  const ModelParts parts(layout_.places, root, tag);
+  ModelParts parts(layout_.places, root, tag);
   STRATA_RETURN_IF_ERROR(make_room(parts, what));
   Description description(*this, false, save_id);
   description.add_run(run);
@@ -173,7 +173,7 @@ Status Snapshot::save(const std::string& root, const std::string& tag, const Run
   return publish_parts(parts, done, what);
 }
 
-Status Snapshot::make_room(const ModelParts& parts, const std::string& what) {
+Status Snapshot::make_room(ModelParts& parts, const std::string& what) {
   if (layout_.places.parts() == 1) return Ok();
   const Status mine = layout_.places.world.rank == 0 ? parts.make_room() : Ok();
   return agreement_.all_ok(Among::kEveryone, mine.during(what), what);
@@ -243,12 +243,13 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   std::vector<uint64_t> places;
   std::string part_root, part_tag;
   Status mine = ModelParts::find(layout_.places, root, tag, &part_root, &part_tag);
-  const char* name = layout_.places.parts() == 1 ? tag : part_tag.c_str();
+  const char* name = part_root == root ? tag : part_tag.c_str();
   if (mine.ok()) mine = take_failure(api->load_open(checkpoint_.self(), part_root.c_str(), name, &load));
   if (mine.ok()) mine = take_failure(api->load_info(load, &info));
   if (mine.ok()) mine = load_run(info, &found);
   if (mine.ok()) mine = match_params(info, &places);
-  Status all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
+  Status all = found_alike(mine, what);
+  if (all.ok()) all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
   const auto tag_hash = [&info] { return fnv1a(info.tag, std::strlen(info.tag)); };
   if (all.ok()) {  // a save that replaces it meanwhile would show some ranks the old one
     const std::vector<Agreement::Value> common = {{what + " (tag)", tag_hash()}, {what + " (save)", found.save_id}};
@@ -261,6 +262,13 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   if (load) api->load_close(load);
   if (all.ok()) *run = std::move(found);
   return all;
+}
+
+// NOT_FOUND lets a run start anew, so no rank may see it where another one finds a checkpoint.
+Status Snapshot::found_alike(const Status& mine, const std::string& what) {
+  const uint64_t nothing = mine.code() == STRATA_NOT_FOUND ? 1 : 0;
+  const Status alike = agreement_.same(Among::kEveryone, {{what + ": whether it is there", nothing}}, what);
+  return alike.ok() || mine.ok() ? alike : Status(alike.code(), alike.text() + "; here: " + mine.text());
 }
 
 Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
@@ -300,7 +308,7 @@ Status Snapshot::match_params(const strata_ckpt_info& info, std::vector<uint64_t
     if (p.owner != id) continue;
     auto it = by_name.find(p.name);
     if (it != by_name.end() && param_at(it->second).alias_of) it = by_name.find(param_at(it->second).alias_of);
-    if (it == by_name.end()) return {STRATA_NOT_FOUND, "param \"" + p.name + "\" is not in the checkpoint"};
+    if (it == by_name.end()) return {STRATA_INVALID_ARGUMENT, "param \"" + p.name + "\" is not in the checkpoint"};
     const strata_ckpt_param& saved = param_at(it->second);
     const auto ndim = static_cast<int32_t>(p.shape.size());
     if (saved.ndim != ndim || !std::equal(p.shape.begin(), p.shape.end(), saved.shape) || saved.dtype != p.dtype) {
@@ -316,7 +324,10 @@ Status Snapshot::match_params(const strata_ckpt_info& info, std::vector<uint64_t
 Status Snapshot::load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places) {
   for (uint32_t id = 0; id < registry_.params.size(); ++id) {
     const Param& p = registry_.params[id];
-    if (p.owner == id) STRATA_RETURN_IF_ERROR(load_param(load, places[id], p).during("param \"" + p.name + "\""));
+    if (p.owner != id) continue;
+    const Status loaded = load_param(load, places[id], p).during("param \"" + p.name + "\"");
+    if (loaded.code() == STRATA_NOT_FOUND) return {STRATA_INVALID_ARGUMENT, loaded.text()};  // an array of it
+    STRATA_RETURN_IF_ERROR(loaded);
   }
   return Ok();
 }

@@ -41,11 +41,12 @@ class Snapshot {
   Status write_weights(const strata_ckpt_save_args* args, const std::string& what, strata_ckpt_save** save);
   Status end_phase(const Status& mine, const std::string& what, strata_ckpt_save* save);
   Status publish(const std::string& what, strata_ckpt_save* save);
-  Status make_room(const ModelParts& parts, const std::string& what);
+  Status make_room(ModelParts& parts, const std::string& what);
   Status publish_parts(const ModelParts& parts, const Status& committed, const std::string& what);
   Status match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const;
   Status load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places);
   Status load_param(strata_ckpt_load* load, uint64_t index, const Param& p);
+  Status found_alike(const Status& mine, const std::string& what);
   Status load_run(const strata_ckpt_info& info, RunState* run) const;
 
   const Registry& registry_;

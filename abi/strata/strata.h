@@ -334,8 +334,11 @@ STRATA_API strata_status STRATA_CALL strata_get_plugin_interface(strata_engine* 
  * files in it */
 STRATA_API strata_status STRATA_CALL strata_save(strata_engine* engine, const char* root, const char* tag);
 /* Loads <root>/<tag> (NULL: what `latest` names), saved at any world size and stage, into the registered params: every
- * param and array must be there. [collective] NOT_FOUND, DATA_LOSS, INVALID_ARGUMENT (shape, dtype); when another job
- * replaced it meanwhile UNAVAILABLE, or FAILED_PRECONDITION (ranks opened different ones) */
+ * param and array must be there. [collective] NOT_FOUND, on all ranks: there is no such checkpoint; with tag NULL, none
+ * at all below root, so that a run may start anew. FAILED_PRECONDITION: `latest` names one that is not there, or is
+ * missing while there are some (the text names them); only some ranks find it, or ranks opened different ones.
+ * DATA_LOSS: a part of it is missing or damaged. INVALID_ARGUMENT: a param or array is not in it, or is of another
+ * shape or dtype. UNAVAILABLE: another job replaced it meanwhile */
 STRATA_API strata_status STRATA_CALL strata_load(strata_engine* engine, const char* root, const char* tag);
 /* Writes every param's weight into one file, without a gather; its directory must be there. [collective]
  * ALREADY_EXISTS (rank 0): a file is never replaced */

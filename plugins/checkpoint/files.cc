@@ -118,18 +118,22 @@ std::string read_text_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-void write_text_file(const std::string& directory, const std::string& name, const std::string& text) {
-  const std::string temporary = directory + "/." + name + ".tmp";
+void write_file(const std::string& path, const std::string& text) {
   try {
-    Fd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (fd.get() < 0) raise_errno(errno, "create", temporary);
+    Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (fd.get() < 0) raise_errno(errno, "create", path);
     const ssize_t n = ::write(fd.get(), text.data(), text.size());
-    if (n != static_cast<ssize_t>(text.size())) raise_errno(n < 0 ? errno : ENOSPC, "write", temporary);
-    if (::fsync(fd.get()) != 0) raise_errno(errno, "sync", temporary);
+    if (n != static_cast<ssize_t>(text.size())) raise_errno(n < 0 ? errno : ENOSPC, "write", path);
+    if (::fsync(fd.get()) != 0) raise_errno(errno, "sync", path);
   } catch (...) {
-    remove_quietly(temporary);
+    remove_quietly(path);
     throw;
   }
+}
+
+void write_text_file(const std::string& directory, const std::string& name, const std::string& text) {
+  const std::string temporary = directory + "/." + name + ".tmp";
+  write_file(temporary, text);
   rename_over(temporary, directory + "/" + name);
   sync_path(directory);
 }
@@ -138,8 +142,9 @@ void remove_quietly(const std::string& path) { std::remove(path.c_str()); }
 
 void remove_tree(const std::string& path) {
   try {
-    for (const std::string& name : list_directory(path)) remove_quietly(path + "/" + name);
-  } catch (const Error&) {  // not there, or not readable: the remove below says nothing either
+    if (is_directory(path))
+      for (const std::string& name : list_directory(path)) remove_quietly(path + "/" + name);
+  } catch (const Error&) {  // not readable: the remove below says nothing either
   }
   remove_quietly(path);
 }
@@ -167,22 +172,41 @@ void WriterLock::drop() {
 }
 
 void WriterLock::take(const std::string& path, bool create) {
+  if (try_take(path, create)) return;
+  raise(STRATA_FAILED_PRECONDITION, path,
+        ": is being written by somebody else; do two ranks have the same number, or save to the same tag at once?");
+}
+
+bool WriterLock::try_take(const std::string& path, bool create) {
   while (true) {
     drop();
     fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0666);
     if (fd_ < 0) {
-      if (errno == ENOENT && !create) return;
+      if (errno == ENOENT && !create) return true;
       raise_errno(errno, "create", path);
     }
     struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
     if (::fcntl(fd_, F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
-      raise(STRATA_FAILED_PRECONDITION, path,
-            ": is being written by somebody else; do two ranks have the same number, or save to the same tag at once?");
+      drop();
+      return false;
     }
-    if (!create || same_file(fd_, path)) return;  // else it was renamed or removed meanwhile
+    if (!create || same_file(fd_, path)) return true;  // else it was renamed or removed meanwhile
   }
+}
+
+TagLock::~TagLock() {
+  if (!path_.empty()) remove_quietly(path_);
+}
+
+void TagLock::take(const std::string& root, const std::string& tag) {
+  const std::string path = root + "/." + tag + ".lock";
+  if (!lock_.try_take(path, true)) {
+    raise(STRATA_FAILED_PRECONDITION, root, "/", tag, ": is being saved by another job, or by another rank 0: ", path,
+          " is locked");
+  }
+  path_ = path;
 }
 
 }  // namespace strata::checkpoint

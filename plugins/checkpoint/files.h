@@ -21,11 +21,14 @@ void rename_over(const std::string& from, const std::string& to);
 void rename_new(const std::string& from, const std::string& to);
 // Exchanges two names in one step; false where the file system cannot.
 bool exchange(const std::string& a, const std::string& b);
+// On the disk when it returns, or not there.
+void write_file(const std::string& path, const std::string& text);
 // Puts `text` into <directory>/<name> by way of a temporary file; on the disk when it returns.
 void write_text_file(const std::string& directory, const std::string& name, const std::string& text);
 std::string read_text_file(const std::string& path);
 void remove_quietly(const std::string& path);  // a file, or an empty directory
-void remove_tree(const std::string& path);     // one level deep is all this plugin makes
+// What this plugin makes is one level deep. Of a link the link goes, never what it leads to.
+void remove_tree(const std::string& path);
 
 // Raises RESOURCE_EXHAUSTED with both numbers when fewer than `wanted` bytes are free where `directory` is.
 void require_space(const std::string& directory, uint64_t wanted);
@@ -44,10 +47,25 @@ class WriterLock {
 
   // Creates the file when `create`; otherwise does nothing when it is absent. FAILED_PRECONDITION when it is taken.
   void take(const std::string& path, bool create);
+  bool try_take(const std::string& path, bool create);  // false when it is taken
   void drop();
 
  private:
   int fd_ = -1;
+};
+
+// Held by rank 0 from before the first look at what is there to the end of the commit: two jobs that save to one tag
+// would publish a mix. The file goes with it; a kill leaves the file, without the lock.
+class TagLock {
+ public:
+  TagLock() = default;
+  ~TagLock();
+  TagLock(const TagLock&) = delete;
+  void take(const std::string& root, const std::string& tag);
+
+ private:
+  std::string path_;  // "" when not held
+  WriterLock lock_;
 };
 
 }  // namespace strata::checkpoint

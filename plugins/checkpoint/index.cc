@@ -9,6 +9,7 @@
 #include <set>
 
 #include "describe.h"
+#include "latest.h"
 #include "names.h"
 #include "replace.h"
 #include "save.h"
@@ -148,10 +149,6 @@ void write_index(const strata_ckpt_save& save, const Description& d) {
   sync_path(save.partial);
 }
 
-// A new tag is announced before it exists: a reader that comes after a kill between the two renames finds the newer
-// checkpoint (latest_tag in load.cc). One that is there would count at once: it is announced when it has been replaced.
-void announce(const strata_ckpt_save& save) { write_text_file(save.root, ".latest.next", save.description.tag + "\n"); }
-
 }  // namespace
 
 void raise_missing(const strata_ckpt_save& save, int32_t rank, const std::string& path) {
@@ -177,7 +174,10 @@ void add_ownership(Description& whole, const Description& of_rank) {
   }
 }
 
+// A new tag is announced before it exists: a reader that comes after a kill between the two renames finds the newer
+// checkpoint. One that is there would count at once: it is announced when it has been replaced.
 void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
+  const std::string& tag = save.description.tag;
   bool is_new = true, in_one_step = true;
   try {
     take_partial(save);
@@ -187,20 +187,21 @@ void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
     write_index(save, d);
     require_replaceable(save);
     is_new = !exists(save.committed);
-    if (is_new) announce(save);
+    write_announcement(save.root, tag);
+    if (is_new) announce(save.root, tag);
     in_one_step = take_name(save);
   } catch (...) {
     remove_tree(save.partial);
+    remove_quietly(announcement_path(save.root, tag));
     throw;
   }
   sync_path(save.root);
-  if (!is_new) announce(save);
-  rename_over(save.root + "/.latest.next", save.root + "/latest");
-  sync_path(save.root);
+  if (!is_new) announce(save.root, tag);
+  name_latest(save.root);
   if (!is_new) remove_replaced(save);
   if (in_one_step || self.said_two_renames.exchange(true)) return;
-  const std::string text = save.root + ": this file system cannot exchange two names; '" + save.description.tag +
-                           "' was replaced by two renames";
+  const std::string text =
+      save.root + ": this file system cannot exchange two names; '" + tag + "' was replaced by two renames";
   self.host->log(self.host->ctx, STRATA_LOG_INFO, "checkpoint", text.c_str());
 }
 

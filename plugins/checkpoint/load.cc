@@ -7,55 +7,64 @@
 #include <new>
 
 #include "describe.h"
+#include "latest.h"
 
 namespace strata::checkpoint {
 namespace {
 
 constexpr uint64_t kReadBytes = 4 * kHashBlock;  // one read
 
-std::string read_tag(const std::string& path) {
-  const std::string text = read_text_file(path);
-  const std::string tag = text.substr(0, text.find('\n'));
-  if (const std::string why = why_not_a_name(tag); !why.empty()) {
-    raise(STRATA_DATA_LOSS, path, ": does not hold a tag: '", tag, "' ", why);
+// Whole, or of a model in parts, each of which has a root of its own in there.
+bool is_checkpoint(const std::string& directory, const std::string& tag) {
+  try {
+    if (exists(directory + "/index.h5")) return true;
+    if (!is_directory(directory)) return false;
+    for (const std::string& part : list_directory(directory))
+      if (exists(directory + "/" + part + "/" + tag + "/index.h5")) return true;
+  } catch (const Error&) {  // somebody else's, as lost+found is
   }
-  return tag;
+  return false;
 }
 
-// What is committed in `root`, for an error.
-std::string tags_in(const std::string& root) {
-  constexpr size_t kShown = 20;
+std::vector<std::string> committed_in(const std::string& root) {
+  const std::string replaced = ".replaced";  // as replaced_path has it
   std::vector<std::string> tags;
-  for (const std::string& name : list_directory(root))
-    if (name[0] != '.' && exists(root + "/" + name + "/index.h5")) tags.push_back(name);
-  if (tags.empty()) return "no checkpoint was committed in " + root;
+  for (const std::string& name : list_directory(root)) {
+    const bool aside = name[0] == '.' && name.ends_with(replaced);
+    const std::string tag = aside ? name.substr(1, name.size() - 1 - replaced.size()) : name;
+    if ((aside || name[0] != '.') && is_checkpoint(root + "/" + name, tag)) tags.push_back(tag);
+  }
   std::sort(tags.begin(), tags.end());
-  std::string text = "name a tag; there are: ";
+  return tags;
+}
+
+// NOT_FOUND says that a run may start anew: nothing is there that it would write over.
+[[noreturn]] void raise_no_latest(const std::string& root, const std::string& what, bool named_one) {
+  constexpr size_t kShown = 20;
+  const std::vector<std::string> tags = committed_in(root);
+  if (tags.empty() && !named_one) raise(STRATA_NOT_FOUND, what, "; no checkpoint was committed in ", root);
+  if (tags.empty()) raise(STRATA_FAILED_PRECONDITION, what, ", nor is another checkpoint; remove latest to start anew");
+  std::string text;
   for (size_t k = 0; k < std::min(tags.size(), kShown); ++k) text += (k ? ", " : "") + tags[k];
-  return text + (tags.size() > kShown ? " and " + std::to_string(tags.size() - kShown) + " more" : "");
+  if (tags.size() > kShown) text += " and " + std::to_string(tags.size() - kShown) + " more";
+  raise(STRATA_FAILED_PRECONDITION, what, "; there are ", text, ": name one");
 }
 
 // The tag in <root>/latest; or in .latest.next, when a kill came after that checkpoint was committed and before its
 // name was moved. A name of a checkpoint that is not there announced a save that was never committed.
 std::string latest_tag(const std::string& root) {
-  const std::string next = root + "/.latest.next", path = root + "/latest";
-  if (exists(next)) {
-    const std::string tag = read_tag(next);
-    if (exists(directory_of(root, tag))) return tag;
-  }
+  if (const std::string tag = announced_in(root); !tag.empty()) return tag;
+  const std::string path = root + "/latest";
   if (!exists(root)) raise(STRATA_NOT_FOUND, root, ": there is no such directory");
-  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": there is no such file; ", tags_in(root));
+  if (!exists(path)) raise_no_latest(root, path + " is not there", false);
   const std::string tag = read_tag(path);
-  if (!exists(directory_of(root, tag))) {
-    raise(STRATA_NOT_FOUND, path, " names '", tag, "', but there is no ", root, "/", tag, "; ", tags_in(root));
-  }
+  if (!exists(directory_of(root, tag))) raise_no_latest(root, path + " names '" + tag + "', which is not there", true);
   return tag;
 }
 
 Description read_index(const std::string& directory) {
   const std::string path = directory + "/index.h5";
-  if (!exists(directory)) raise(STRATA_NOT_FOUND, directory, ": there is no such checkpoint");
-  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": the checkpoint's index is missing");
+  if (!exists(path)) raise(STRATA_DATA_LOSS, path, ": the checkpoint's index is missing");
   std::string text;
   {
     h5::Session session;
@@ -80,7 +89,7 @@ void check_rank_file(const std::string& directory, const Description& d, int32_t
     raise(STRATA_DATA_LOSS, directory, "/index.h5: names '", expected.file, "' as the file of rank ", rank);
   }
   const std::string path = directory + "/" + expected.file;
-  if (!exists(path)) raise(STRATA_NOT_FOUND, path, ": rank ", rank, "'s file of this checkpoint is missing");
+  if (!exists(path)) raise(STRATA_DATA_LOSS, path, ": rank ", rank, "'s file of this checkpoint is missing");
   const uint64_t bytes = file_size(path);
   if (bytes != expected.bytes) {
     raise(STRATA_DATA_LOSS, path, ": has ", bytes, " bytes, but ", expected.bytes, " were committed");
@@ -140,6 +149,7 @@ io::DirectFile& RankFiles::open(size_t rank) {
     auto file = std::make_unique<io::DirectFile>();
     const int e = file->open(path(rank), false, direct_io_);
     directory_.check();
+    if (e == ENOENT) raise(STRATA_DATA_LOSS, path(rank), ": is not there any more");
     if (e) raise_errno(e, "open", path(rank));
     files_[rank] = std::move(file);
   }
@@ -237,13 +247,14 @@ std::unique_ptr<strata_ckpt_load> open_checkpoint(const strata_ckpt& self, const
   auto load = std::make_unique<strata_ckpt_load>();
   load->host = self.host;
   load->tag = tag ? tag : latest_tag(root);
-  load->directory = std::make_unique<ReadDirectory>(directory_of(root, load->tag));
   const Description& d = load->description;
   try {
+    load->directory = std::make_unique<ReadDirectory>(root, load->tag);
     load->description = read_index(load->directory->path());
     for (int32_t rank = 0; rank < d.world; ++rank) check_rank_file(load->directory->path(), d, rank);
-  } catch (const Error&) {
-    load->directory->check();
+  } catch (const Error& e) {
+    if (load->directory) load->directory->check();
+    if (!tag && e.code() == STRATA_NOT_FOUND) raise(STRATA_DATA_LOSS, e.text());  // it was there
     throw;
   }
   load->directory->check();
@@ -276,7 +287,12 @@ void read_param(strata_ckpt_load& load, uint64_t param, const std::string& array
   for (; it != owners.end() && s.owned[*it].offset < end; ++it) {
     const Range owned = s.owned[*it];
     const uint64_t from = std::max(begin, owned.offset), to = std::min(end, owned.end());
-    load.files->read(*it, p.segment, array_index, {from, to - from}, out + (from - begin) * size);
+    try {
+      load.files->read(*it, p.segment, array_index, {from, to - from}, out + (from - begin) * size);
+    } catch (const Error&) {
+      load.directory->check();  // a file that is going while it is replaced is not damaged
+      throw;
+    }
   }
 }
 

@@ -2,7 +2,10 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
 #include <cstdio>
+
+#include "latest.h"
 
 namespace strata::checkpoint {
 namespace {
@@ -18,27 +21,45 @@ std::string committing_path(const strata_ckpt_save& save) {
   return save.root + "/." + save.description.tag + ".committing";
 }
 
+// A leftover goes, or leaves its name: what is in the way would fail the save when all of it has been written.
+void clear(const strata_ckpt_save& save, const std::string& path) {
+  remove_tree(path);
+  for (int k = 1; exists(path); ++k) {
+    const std::string left = save.root + "/." + save.description.tag + ".left." + std::to_string(k);
+    if (!exists(left)) rename_new(path, left);
+  }
+}
+
+// Moves the name of a committed checkpoint that a kill left announced: this save will announce its own.
+void finish_announced(const std::string& root) {
+  try {
+    if (announced_in(root).empty()) return;
+  } catch (const Error& e) {
+    if (e.code() == STRATA_DATA_LOSS) return;  // names nothing, and is written over
+    throw;
+  }
+  name_latest(root);
+}
+
 }  // namespace
 
 std::string replaced_path(const std::string& root, const std::string& tag) { return root + "/." + tag + ".replaced"; }
 
 std::string directory_of(const std::string& root, const std::string& tag) {
   const std::string committed = root + "/" + tag, replaced = replaced_path(root, tag);
-  return !exists(committed) && exists(replaced) ? replaced : committed;
+  return !exists(committed) && is_directory(replaced) ? replaced : committed;
 }
 
 void put_right(const strata_ckpt_save& save) {
-  const std::string committing = committing_path(save);
-  {
-    WriterLock no_other;
-    no_other.take(committing + "/" + rank_file_name(0), false);
+  finish_announced(save.root);
+  if (is_directory(save.replaced)) {
+    ::rmdir(save.committed.c_str());  // does nothing unless it is empty
+    if (!exists(save.committed)) rename_new(save.replaced, save.committed);
   }
-  remove_tree(committing);
-  if (exists(save.committed)) {
-    remove_tree(save.replaced);
-  } else if (exists(save.replaced)) {
-    rename_new(save.replaced, save.committed);
-  }
+  require_replaceable(save);
+  if (!is_directory(save.partial)) clear(save, save.partial);  // other ranks may be at work in it
+  clear(save, committing_path(save));
+  if (!is_directory(save.replaced) || exists(save.committed + "/index.h5")) clear(save, save.replaced);
 }
 
 void require_replaceable(const strata_ckpt_save& save) {
@@ -47,7 +68,7 @@ void require_replaceable(const strata_ckpt_save& save) {
     raise(STRATA_ALREADY_EXISTS, save.committed, ": is there, is no checkpoint, and is not replaced");
   }
   for (const std::string& name : list_directory(save.committed)) {
-    if (is_part(name)) continue;
+    if (is_part(name) && !is_directory(save.committed + "/" + name)) continue;
     raise(STRATA_ALREADY_EXISTS, save.committed, ": has '", name,
           "' in it, which is no part of a checkpoint, and is not replaced");
   }
@@ -65,7 +86,11 @@ bool take_name(const strata_ckpt_save& save) {
     return true;
   }
   if (exchange(save.partial, save.committed)) return true;
-  rename_over(save.committed, save.replaced);
+  if (exists(save.replaced)) {  // put_right left the one there for a damaged one that has its name
+    remove_tree(save.committed);
+  } else {
+    rename_over(save.committed, save.replaced);
+  }
   try {
     sync_path(save.root);
     rename_new(save.partial, save.committed);
@@ -81,11 +106,27 @@ void remove_replaced(const strata_ckpt_save& save) {
   remove_tree(save.replaced);
 }
 
-ReadDirectory::ReadDirectory(std::string path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {}
+ReadDirectory::ReadDirectory(const std::string& root, const std::string& tag) : root_(root), tag_(tag) {
+  // Its names may change hands between two looks, but hardly time and again.
+  constexpr int kLooks = 10;
+  for (int look = 0; look < kLooks; ++look) {
+    if (open()) return;
+  }
+  if (!exists(path_)) raise(STRATA_NOT_FOUND, path_, ": there is no such checkpoint");
+  raise(STRATA_UNAVAILABLE, path_, ": is there, but could not be opened; is it being replaced? load it again");
+}
+
+// O_PATH: it need not be readable, what is in it has to be.
+bool ReadDirectory::open() {
+  path_ = directory_of(root_, tag_);
+  fd_ = io::Fd(::open(path_.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!fd_ && errno == ENOTDIR) raise(STRATA_DATA_LOSS, path_, ": is no directory");
+  if (!fd_ && errno != ENOENT) raise_errno(errno, "open", path_);
+  return static_cast<bool>(fd_);
+}
 
 void ReadDirectory::check() const {
-  if (!fd_ || same_file(fd_.get(), path_)) return;  // without one, whoever opens its files says why
+  if (same_file(fd_.get(), path_) && directory_of(root_, tag_) == path_) return;
   raise(STRATA_UNAVAILABLE, path_, ": was replaced by another save while it was being read; load it again");
 }
 

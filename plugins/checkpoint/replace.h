@@ -18,7 +18,8 @@ std::string replaced_path(const std::string& root, const std::string& tag);
 // Where a reader finds a checkpoint; <root>/<tag> when it is nowhere.
 std::string directory_of(const std::string& root, const std::string& tag);
 
-// For rank 0, as all of the following. What a killed save left is removed, or gets its name back.
+// For rank 0, as all of the following, under the tag's lock. What a killed save left is removed, gets its name back or
+// becomes the latest; what cannot be removed is moved to <root>/.<tag>.left.<k>. Raises as require_replaceable does.
 void put_right(const strata_ckpt_save& save);
 // ALREADY_EXISTS when the name is taken by anything that is no checkpoint.
 void require_replaceable(const strata_ckpt_save& save);
@@ -32,14 +33,17 @@ void remove_replaced(const strata_ckpt_save& save);
 // A directory that is being read. A save may replace it meanwhile: then what was opened by name is of another save.
 class ReadDirectory {
  public:
-  explicit ReadDirectory(std::string path);
+  // NOT_FOUND: there is no such checkpoint.
+  ReadDirectory(const std::string& root, const std::string& tag);
   const std::string& path() const { return path_; }
   // Raises UNAVAILABLE unless all that was opened in it by name so far was in the one directory.
   void check() const;
 
  private:
-  const std::string path_;
-  const io::Fd fd_;  // keeps its inode from being used again
+  bool open();
+  const std::string root_, tag_;
+  std::string path_;
+  io::Fd fd_;  // keeps its inode from being used again
 };
 
 }  // namespace strata::checkpoint

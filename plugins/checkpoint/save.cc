@@ -27,11 +27,14 @@ struct ArrayPlace {
 
 uint64_t blocks_of(uint64_t bytes) { return (bytes + kHashBlock - 1) / kHashBlock; }
 
-// The directories and, in them, a locked file. Another rank may be removing the partial directory of an abandoned
-// save at this moment: then it is made again.
-void make_partial(const strata_ckpt& self, strata_ckpt_save& save, const std::string& temporary) {
+void make_root(const strata_ckpt& self, const strata_ckpt_save& save) {
   if (make_directory(save.root))
     self.host->log(self.host->ctx, STRATA_LOG_INFO, "checkpoint", (save.root + ": made, it was not there").c_str());
+}
+
+// The directory and, in it, a locked file. Another rank may be removing the partial directory of an abandoned save at
+// this moment: then it is made again.
+void make_partial(strata_ckpt_save& save, const std::string& temporary) {
   for (int attempt = 0;; ++attempt) {
     make_directory(save.partial);
     try {
@@ -147,15 +150,16 @@ void remove_own(strata_ckpt_save& save) {
 
 void write_rank_file(strata_ckpt& self, const strata_ckpt_save_args& args, strata_ckpt_save& save) {
   const Description& d = save.description;
+  make_root(self, save);
   if (d.rank == 0) {
+    save.tag_lock.take(save.root, d.tag);
     put_right(save);
-    require_replaceable(save);
   }
   const std::string name = rank_file_name(d.rank);
   const std::string temporary = save.partial + "/." + name;
   save.has_rank_files = true;
   save.file = save.partial + "/" + name;
-  make_partial(self, save, temporary);
+  make_partial(save, temporary);
   try {
     require_space(save.partial, data_bytes(d) + kMetadataPerArray * array_count(d));
     const std::vector<ArrayPlace> places = lay_out(temporary, d);

@@ -31,10 +31,11 @@ struct strata_ckpt_save {
   bool has_rank_files = false;  // false: the one weight file alone
   bool has_weights = false;     // a weight file, alone or as part of the checkpoint
   std::string root;
-  std::string partial;    // directory of the save in progress; from the commit on rank 0's own
-  std::string committed;  // what it becomes: a directory, or the weight file
-  std::string replaced;   // where a checkpoint that had this name ends
-  std::string file;       // this rank's file
+  std::string partial;                   // directory of the save in progress; from the commit on rank 0's own
+  std::string committed;                 // what it becomes: a directory, or the weight file
+  std::string replaced;                  // where a checkpoint that had this name ends
+  std::string file;                      // this rank's file
+  strata::checkpoint::TagLock tag_lock;  // of rank 0
   strata::checkpoint::WriterLock lock, weights_lock;
 };
 

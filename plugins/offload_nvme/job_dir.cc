@@ -58,8 +58,11 @@ std::string start_of(const std::string& pid) {
 
 std::string record_of(const Owner& owner) {
   const std::string pid = std::to_string(::getpid());
+  std::string job = owner.job;  // a line feed in it would begin a line that says who owns this
+  std::replace_if(
+      job.begin(), job.end(), [](unsigned char c) { return std::iscntrl(c); }, '_');
   return join("format strata.offload_nvme/1\nhost ", host_name(), "\nboot ", boot_id(), "\npid ", pid, "\nstart ",
-              start_of(pid), "\nrank ", owner.rank, "\njob ", owner.job, "\n");
+              start_of(pid), "\nrank ", owner.rank, "\njob ", job, "\n");
 }
 
 std::map<std::string, std::string> read_record(const std::string& path) {

@@ -65,7 +65,8 @@ TEST_F(Damage, MissingFilesAreNamed) {
   for (const char* name : {"index.h5", "rank00000.h5", "rank00001.h5"}) {
     fs::rename(file(name), dir.path + "/away");
     const Outcome o = open_only(dir.path, nullptr);
-    EXPECT_EQ(o.code, STRATA_NOT_FOUND);
+    EXPECT_EQ(o.code, STRATA_DATA_LOSS);
+    EXPECT_EQ(open_only(dir.path, "t").code, STRATA_DATA_LOSS);
     EXPECT_THAT(o.text, HasSubstr(file(name)));
     fs::create_directory(file(name));  // something else in its place
     EXPECT_EQ(open_only(dir.path, nullptr).code, STRATA_DATA_LOSS);
@@ -79,8 +80,8 @@ TEST_F(Damage, LatestThatLeadsNowhere) {
   EXPECT_EQ(open_only(dir.path + "/nope", nullptr).code, STRATA_NOT_FOUND);
   write_file(dir.path + "/latest", "gone\n");
   const Outcome o = open_only(dir.path, nullptr);
-  EXPECT_EQ(o.code, STRATA_NOT_FOUND);
-  EXPECT_THAT(o.text, HasSubstr("latest names 'gone'"));
+  EXPECT_EQ(o.code, STRATA_FAILED_PRECONDITION);
+  EXPECT_THAT(o.text, HasSubstr("latest names 'gone', which is not there; there are t: name one"));
   for (const char* text : {"", "\n", "../t\n", ".t.partial\n"}) {
     write_file(dir.path + "/latest", text);
     EXPECT_EQ(open_only(dir.path, nullptr).code, STRATA_DATA_LOSS) << text;
@@ -93,12 +94,37 @@ TEST_F(Damage, WithoutLatestTheCommittedTagsAreNamed) {
   fs::create_directories(dir.path + "/not_a_checkpoint");
   ASSERT_EQ(save(model, dir.path, "s9"), STRATA_OK);
   fs::remove(dir.path + "/latest");
-  EXPECT_EQ(open_only(dir.path, nullptr).text,
-            "checkpoint load: " + dir.path + "/latest: there is no such file; name a tag; there are: s9, t");
+  const Outcome o = open_only(dir.path, nullptr);
+  EXPECT_EQ(o.code, STRATA_FAILED_PRECONDITION);
+  EXPECT_EQ(o.text, "checkpoint load: " + dir.path + "/latest is not there; there are s9, t: name one");
   write_file(dir.path + "/latest", "gone\n");
-  EXPECT_THAT(open_only(dir.path, nullptr).text, HasSubstr("there are: s9, t"));
-  EXPECT_THAT(open_only(dir.path + "/t", nullptr).text, HasSubstr("no checkpoint was committed in"));
-  EXPECT_THAT(open_only(dir.path + "/nope", nullptr).text, HasSubstr("/nope: there is no such directory"));
+  EXPECT_THAT(open_only(dir.path, nullptr).text, HasSubstr("there are s9, t: name one"));
+}
+
+// A program starts anew on NOT_FOUND: it has to mean that nothing is there which it would write over.
+TEST_F(Damage, NotFoundMeansThatThereIsNoCheckpointAtAll) {
+  const auto expect = [&](const std::string& root, strata_status code, const std::string& text) {
+    const Outcome o = open_only(root, nullptr);
+    EXPECT_EQ(o.code, code) << o.text;
+    EXPECT_THAT(o.text, HasSubstr(text));
+  };
+  expect(dir.path + "/nope", STRATA_NOT_FOUND, "/nope: there is no such directory");
+  expect(dir.path + "/t", STRATA_NOT_FOUND, "no checkpoint was committed in");
+  const std::string root = dir.path + "/root";  // what a first save that was killed leaves, beside other things
+  fs::create_directories(root + "/.a.partial");
+  fs::create_directories(root + "/logs/today");
+  write_file(root + "/.latest.next", "a\n");
+  expect(root, STRATA_NOT_FOUND, "no checkpoint was committed in");
+  write_file(root + "/latest", "a\n");  // there was one, once
+  expect(root, STRATA_FAILED_PRECONDITION, "latest names 'a', which is not there, nor is another checkpoint");
+  fs::remove(root + "/latest");
+  fs::copy(dir.path + "/t", root + "/.b.replaced", fs::copy_options::recursive);  // between two renames of a save
+  expect(root, STRATA_FAILED_PRECONDITION, "latest is not there; there are b: name one");
+  EXPECT_EQ(difference(model, root, "b"), "");
+  fs::remove_all(root + "/.b.replaced");
+  fs::create_directories(root + "/c/tp0of2-pp0of1");
+  fs::copy(dir.path + "/t", root + "/c/tp0of2-pp0of1/c", fs::copy_options::recursive);  // of a model in parts
+  expect(root, STRATA_FAILED_PRECONDITION, "latest is not there; there are c: name one");
 }
 
 TEST_F(Damage, FilesOfAnotherCheckpoint) {

@@ -248,6 +248,187 @@ TEST_F(Replace, WhatIsNoCheckpointIsNotReplaced) {
   EXPECT_EQ(difference(new_model(), dir.path, "t"), "") << "the old one is as it was";
 }
 
+// A kill between the renames left "b" committed and announced; whatever happens to the next save, of any tag, `latest`
+// is never older than "b".
+TEST_F(Replace, KilledTwice) {
+  SKIP_WITHOUT_TRACING();
+  ASSERT_NO_FATAL_FAILURE(prepare(false));
+  ASSERT_EQ(save(small_model(4), before_.path, "b"), STRATA_OK);
+  for (const bool is_new : {false, true}) {
+    if (is_new) fs::remove_all(before_.path + "/t");
+    write_file(before_.path + "/latest", "other\n");
+    write_file(before_.path + "/.latest.next", "b\n");
+    int seen_b = 0, seen_new = 0;
+    const int calls = Trial(*this).strike({}).calls;
+    for (int k = 1; k <= calls; ++k) {
+      SCOPED_TRACE(testing::Message() << "killed at call " << k << " of " << calls << ", new " << is_new);
+      Trial trial(*this);
+      trial.strike({k});
+      const bool is_b = difference(small_model(4), trial.dir.path, nullptr).empty();
+      if (!is_b) {
+        ASSERT_EQ(difference(new_model(), trial.dir.path, nullptr), "");
+      }
+      ++(is_b ? seen_b : seen_new);
+    }
+    EXPECT_GT(seen_b, 10);
+    EXPECT_GT(seen_new, 1);
+  }
+}
+
+// Another job saves to the tag at any moment of a save: it is refused or comes first or last, and what is there is of
+// one of them.
+TEST_F(Replace, AnotherJobSavesToTheTag) {
+  SKIP_WITHOUT_TRACING();
+  ASSERT_NO_FATAL_FAILURE(prepare(false));
+  const int calls = Trial(*this).strike({}).calls;
+  int refused = 0;
+  for (int k = 1; k <= calls; ++k) {
+    SCOPED_TRACE(testing::Message() << "at call " << k << " of " << calls);
+    Trial trial(*this);
+    strata_status second = STRATA_OK;
+    const Struck struck = trial.strike({k, false, true, false, [&] {
+                                          second = save(small_model(6, 2), trial.dir.path, "t");
+                                          if (second != STRATA_OK) {
+                                            EXPECT_THAT(failure_text(second), HasSubstr("/.t.lock is locked"));
+                                          }
+                                        }});
+    ASSERT_TRUE(second == STRATA_OK || second == STRATA_FAILED_PRECONDITION) << second;
+    ASSERT_TRUE(struck.succeeded);
+    const std::string other = difference(new_model(), trial.dir.path, "t");
+    if (!other.empty()) {
+      ASSERT_EQ(second, STRATA_OK) << other;
+      ASSERT_EQ(difference(small_model(6, 2), trial.dir.path, "t"), "") << other;
+    }
+    refused += second != STRATA_OK;
+    ASSERT_EQ(names_in(trial.dir.path), (Names{"latest", "other", "t"}));
+  }
+  EXPECT_GT(refused, calls - 10);
+}
+
+// At any moment of a save, a reader that opened the checkpoint before reads that one or is told, and one that opens it
+// now gets the old one or the new one.
+TEST_F(Replace, ReadersAtAnyMoment) {
+  SKIP_WITHOUT_TRACING();
+  ASSERT_NO_FATAL_FAILURE(prepare(false));
+  constexpr uint64_t kElements = 57 * 133;
+  std::vector<uint16_t> weight(kElements), right_weight(kElements);
+  std::vector<uint32_t> master(kElements), right_master(kElements);
+  old_model().fill(0, 0, 0, kElements, right_weight.data());
+  old_model().fill(0, 1, 0, kElements, right_master.data());
+  for (const bool can_exchange : {true, false}) {
+    if (!can_exchange && !can_fail_calls()) break;
+    const int calls = Trial(*this).strike({0, false, can_exchange}).calls;
+    int told = 0;
+    for (int k = std::max(1, calls - 45); k <= calls; ++k) {
+      SCOPED_TRACE(testing::Message() << "at call " << k << " of " << calls << ", exchange " << can_exchange);
+      Trial trial(*this);
+      Instance instance;
+      strata_ckpt_load* load = nullptr;
+      ASSERT_EQ(instance.api->load_open(instance.self, trial.dir.path.c_str(), "t", &load), STRATA_OK);
+      const auto read = [&](const char* array, uint64_t begin, uint64_t end, void* out) {
+        const strata_status code = instance.api->load_read(load, 0, array, begin, end - begin, out);
+        if (code != STRATA_OK) {
+          EXPECT_EQ(code, STRATA_UNAVAILABLE) << failure_text(code);
+          failure_text(code);
+          ++told;
+        }
+        return code == STRATA_OK;
+      };
+      ASSERT_TRUE(k % 2 || read("weight", 0, 10, weight.data()));  // rank 0's file is open from now on, or not
+      const auto meanwhile = [&] {
+        EXPECT_TRUE(!read("weight", 0, kElements, weight.data()) || weight == right_weight);
+        EXPECT_TRUE(!read("master", 0, kElements, master.data()) || master == right_master);
+        const std::string other = difference(new_model(), trial.dir.path, "t");
+        if (!other.empty()) {
+          EXPECT_EQ(difference(old_model(), trial.dir.path, "t"), "") << other;
+        }
+      };
+      trial.strike({k, false, can_exchange, false, meanwhile});
+      instance.api->load_close(load);
+    }
+    EXPECT_GT(told, 10);
+    EXPECT_LT(told, 90);
+  }
+}
+
+int read_either(const std::string& root) {
+  const std::string other = difference(new_model(), root, "t");
+  if (other.empty() || difference(old_model(), root, "t").empty()) return 0;
+  return other.find("was replaced by another save") != std::string::npos ? 0 : 1;
+}
+
+// The other way round: at any call of a reader the checkpoint is set aside, or all of it is replaced.
+TEST_F(Replace, AtAnyCallOfAReader) {
+  SKIP_WITHOUT_TRACING();
+  ASSERT_NO_FATAL_FAILURE(prepare(false));
+  ASSERT_EQ(save(new_model(), before_.path, "t"), STRATA_OK);
+  for (const bool aside : {true, false}) {
+    const int calls = run_traced({}, read_either, before_.path).calls;
+    ASSERT_GT(calls, 4);
+    for (int k = 1; k <= calls; ++k) {
+      SCOPED_TRACE(testing::Message() << "at call " << k << " of " << calls << ", aside " << aside);
+      Trial trial(*this);
+      const Struck struck = run_traced({k, false, true, false,
+                                        [&] {
+                                          if (aside)
+                                            return fs::rename(trial.dir.path + "/t", trial.dir.path + "/.t.replaced");
+                                          EXPECT_EQ(save(old_model(), trial.dir.path, "t"), STRATA_OK);
+                                        }},
+                                       read_either, trial.dir.path);
+      EXPECT_TRUE(struck.succeeded);
+    }
+  }
+}
+
+// What is under the names that a save uses on the way: links go and what they lead to stays; what cannot be emptied is
+// moved; a checkpoint that was set aside is lost by no save that is refused.
+TEST_F(Replace, LeftoversOfAnyKind) {
+  for (const char* name : {"/.t.committing", "/.t.replaced", "/.t.partial"}) {
+    for (const std::string kind : {"link", "dangling", "file", "tree"}) {
+      SCOPED_TRACE(name + (" is a " + kind));
+      if (kind == "tree" && name == std::string("/.t.partial")) continue;  // other ranks write there
+      TempDir dir, elsewhere;
+      ASSERT_EQ(save(old_model(), dir.path, "t"), STRATA_OK);
+      write_file(elsewhere.path + "/precious", "mine");
+      const std::string path = dir.path + name;
+      if (kind == "link") fs::create_directory_symlink(elsewhere.path, path);
+      if (kind == "dangling") fs::create_symlink("nowhere", path);
+      if (kind == "file") write_file(path, "mine");
+      if (kind == "tree") {
+        fs::create_directories(path + "/deep");
+        write_file(path + "/deep/notes.txt", "mine");
+      }
+      const strata_status saved = save(new_model(), dir.path, "t");
+      ASSERT_EQ(saved, STRATA_OK) << failure_text(saved);
+      EXPECT_EQ(difference(new_model(), dir.path, nullptr), "");
+      EXPECT_EQ(read_file(elsewhere.path + "/precious"), "mine");
+      EXPECT_EQ(names_in(dir.path), kind == "tree" ? (Names{".t.left.1", "latest", "t"}) : (Names{"latest", "t"}));
+      if (kind == "tree") {
+        EXPECT_EQ(read_file(dir.path + "/.t.left.1/deep/notes.txt"), "mine");
+      }
+    }
+  }
+  TempDir dir;
+  ASSERT_EQ(save(old_model(), dir.path, "t"), STRATA_OK);
+  fs::rename(dir.path + "/t", dir.path + "/.t.replaced");
+  fs::create_directory(dir.path + "/t");
+  write_file(dir.path + "/t/notes.txt", "mine");
+  EXPECT_EQ(save(new_model(), dir.path, "t"), STRATA_ALREADY_EXISTS);
+  failure_text(STRATA_ALREADY_EXISTS);
+  fs::remove_all(dir.path + "/t");
+  EXPECT_EQ(difference(old_model(), dir.path, "t"), "");
+  fs::create_directory(dir.path + "/t");  // empty: it is no checkpoint either
+  Model broken = new_model();
+  SaveArgs args(broken, dir.path, "t", 0);
+  args.fail_with = STRATA_INTERNAL;
+  args.fail_at = 0;
+  Instance instance;
+  strata_ckpt_save* s = nullptr;
+  EXPECT_NE(instance.api->write(instance.self, &args.c, &s), STRATA_OK);
+  failure_text(STRATA_INTERNAL);
+  EXPECT_EQ(difference(old_model(), dir.path, "t"), "");
+}
+
 // A damaged checkpoint is one, too, and a save that is given up leaves the old one.
 TEST_F(Replace, DamagedOnesAreReplacedAndAbandonedSavesAreNone) {
   TempDir dir;

@@ -422,9 +422,16 @@ TEST(Commit, TwoRanksWithTheSameNumber) {
   strata_ckpt_save* s = nullptr;
   SaveArgs args(m, dir.path, "t", 0);
   ASSERT_EQ(one.api->write(one.self, &args.c, &s), STRATA_OK);
-  EXPECT_THAT(failed_write(m, dir.path, "t", STRATA_FAILED_PRECONDITION), HasSubstr("rank00000.h5"));
+  EXPECT_THAT(failed_write(m, dir.path, "t", STRATA_FAILED_PRECONDITION), HasSubstr("/.t.lock is locked"));
   EXPECT_TRUE(fs::exists(dir.path + "/.t.partial/rank00000.h5"));
+  SaveArgs second(m, dir.path, "t", 1);
+  strata_ckpt_save *first_one = nullptr, *another = nullptr;
+  ASSERT_EQ(two.api->write(two.self, &second.c, &first_one), STRATA_OK);
+  EXPECT_EQ(one.api->write(one.self, &second.c, &another), STRATA_FAILED_PRECONDITION);
+  EXPECT_THAT(failure_text(STRATA_FAILED_PRECONDITION), HasSubstr("rank00001.h5: is being written by somebody else"));
+  two.api->abandon(two.self, first_one);
   one.api->abandon(one.self, s);
+  EXPECT_TRUE(fs::is_empty(dir.path));
 }
 
 TEST(Threads, RanksAndReadersAtOnce) {

@@ -58,6 +58,18 @@ TEST_P(EveryByte, OfOddSizesAndCrookedMemory) {
     tier.api->free(tier.self, region.region);
   }
   EXPECT_EQ(mentions(tier, "no whole blocks"), 1u) << "a slower way is said once";
+  EXPECT_EQ(mentions(tier, "is not aligned to"), 0u);
+}
+
+TEST_P(EveryByte, OfWholeBlocksInCrookedMemoryIsSaidToBeThat) {
+  ASSERT_EQ(tier.open(at(dir.path, GetParam())), STRATA_OK);
+  Shadow region(tier, kMiB, 7);
+  EXPECT_EQ(region.write(0, kMiB), "");
+  EXPECT_EQ(mentions(tier, "is not aligned to"), 0u) << "it is, and needs no copy";
+  EXPECT_EQ(region.write(0, kMiB, 2), "");
+  EXPECT_EQ(region.read(0, kMiB, 2), "");
+  EXPECT_EQ(mentions(tier, "is not aligned to"), 1u);
+  EXPECT_EQ(mentions(tier, "no whole blocks"), 0u);
 }
 
 TEST_P(EveryByte, OfRandomRanges) {
@@ -583,13 +595,20 @@ TEST(OffloadNvmeFiles, APathThatVanishesIsNamed) {
 TEST(OffloadNvmeFiles, NamesAreBoundedAndPlain) {
   DiskDir dir;
   Tier tier("offload_nvme");
-  tier.rank.job = "../" + std::string(5000, 'j') + "/\n x";
+  tier.rank.job = "../" + std::string(5000, 'j') + "/\nhost elsewhere\r\npid 1";
   tier.rank.base.job = tier.rank.job.c_str();
   ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);
   ASSERT_EQ(dir.entries(), 1u);
   const std::string name = fs::directory_iterator(dir.path)->path().filename();
   EXPECT_LE(name.size(), 100u);
   EXPECT_THAT(name, testing::MatchesRegex("strata-[-A-Za-z0-9_.]*-r0-[0-9]+-0"));
+  std::ifstream record(dir.path + "/" + name + "/owner");
+  int lines = 0;
+  for (std::string line; std::getline(record, line);) {
+    ++lines;
+    EXPECT_EQ(line.rfind("job ", 0) == 0, line.find("host elsewhere_") != std::string::npos) << line;
+  }
+  EXPECT_EQ(lines, 7) << "the job's name is one of them";
   tier.close();
   tier.rank.base.job = nullptr;
   ASSERT_EQ(tier.open(at(dir.path)), STRATA_OK);

@@ -139,6 +139,38 @@ TEST(Checkpoint, WrongLoadsAreRefusedOnAllRanksAndChangeNothing) {
   });
 }
 
+// What a run may start anew on is the same on all ranks, and is said of no checkpoint that is there.
+TEST(Checkpoint, NotFoundMeansThatThereIsNoneAtAll) {
+  TempDir dir, other;
+  const Trial t = trial(3, 2);
+  run_on(t, [&](int, strata_engine* e) {
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), nullptr), STRATA_NOT_FOUND);
+    for (const char* tag : {"step1", "step2"}) EXPECT_EQ(call(strata_save(e, dir.path.c_str(), tag)), "");
+    return std::string();
+  });
+  fs::rename(dir.path + "/step2", other.path + "/step2");
+  const auto refused = [&](const Trial& by, strata_status code, const std::string& text) {
+    run_on(by, [&](int rank, strata_engine* e) {
+      EXPECT_EQ(strata_load(e, dir.path.c_str(), nullptr), code) << rank << ": " << strata_last_error();
+      EXPECT_NE(std::string(strata_last_error()).find(text), std::string::npos) << strata_last_error();
+      return std::string();
+    });
+  };
+  refused(t, STRATA_FAILED_PRECONDITION, "latest names 'step2', which is not there; there are step1: name one");
+  std::ofstream(dir.path + "/latest") << "step1\n";
+  Trial renamed = t;
+  renamed.body = [&](int, strata_engine* e) {
+    Model model = odd_model();
+    model.params[0].name = "another";
+    ASSERT_EQ(build_model(e, model), "");
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), nullptr), STRATA_INVALID_ARGUMENT) << strata_last_error();
+  };
+  EXPECT_EQ(run(renamed).error, "");
+  Trial without = t;
+  without.overrides.push_back("plugins.checkpoint=none_of_this_name");
+  refused(without, STRATA_FAILED_PRECONDITION, "none_of_this_name");
+}
+
 // The same tag again, by another world and stage, with and without the weight file. What is no checkpoint stays.
 TEST(Checkpoint, ATagIsSavedAgainInPlaceOfTheOldOne) {
   TempDir dir;

@@ -1,6 +1,8 @@
 // Checkpoints of a model in parts: one tag with all of them or none, loaded at any data-parallel size, refused at
 // another tensor or pipeline size.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -152,7 +154,7 @@ TEST(PartsOfACheckpoint, OneThatIsNotWholeIsNotThere) {
     });
   };
   load(nullptr, STRATA_OK, "");
-  load("step2", STRATA_NOT_FOUND, "step2 is not there");
+  load("step2", STRATA_NOT_FOUND, "step2: there is no such checkpoint");
   ASSERT_EQ(save(kSaved, dir.path, "step2", 2), "");  // what was left is no hindrance
   EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"latest", "step1", "step2"}));
   load("step2", STRATA_OK, "");
@@ -174,9 +176,31 @@ TEST(PartsOfACheckpoint, AMissingPartIsNamedAndRefusedEverywhere) {
   fs::remove_all(dir.path + "/a/tp1of2-pp0of2");  // of ranks 1 and 3
   on_ranks(kSaved, 1, [&](int rank, strata_engine* e) {
     const bool mine = rank == 1 || rank == 3;
-    EXPECT_EQ(strata_load(e, dir.path.c_str(), "a"), mine ? STRATA_NOT_FOUND : STRATA_ABORTED) << rank;
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), "a"), mine ? STRATA_DATA_LOSS : STRATA_ABORTED) << rank;
     EXPECT_TRUE(says(mine ? "tp1of2-pp0of2: this part is missing" : "it failed on rank 1, 3")) << rank << last();
   });
+}
+
+TEST(PartsOfACheckpoint, NotFoundMeansThatThereIsNoneAtAll) {
+  const TempDir dir;
+  const auto load = [&](strata_status code, const std::string& text) {
+    on_ranks(kSaved, 1, [&](int rank, strata_engine* e) {
+      EXPECT_EQ(strata_load(e, dir.path.c_str(), nullptr), code) << rank << last();
+      EXPECT_TRUE(says(text)) << rank << last();
+    });
+  };
+  load(STRATA_NOT_FOUND, "no checkpoint was committed in");
+  for (const char* tag : {"step1", "step2", "step3"}) ASSERT_EQ(save(kSaved, dir.path, tag, 1), "");
+  fs::remove_all(dir.path + "/step3");
+  load(STRATA_FAILED_PRECONDITION, "latest names 'step3', which is not there; there are step1, step2: name one");
+  fs::remove(dir.path + "/latest");
+  load(STRATA_FAILED_PRECONDITION, "latest is not there; there are step1, step2: name one");
+  fs::remove_all(dir.path + "/step1");
+  fs::remove_all(dir.path + "/step2");
+  load(STRATA_NOT_FOUND, "no checkpoint was committed in");
+  ASSERT_EQ(save({1, 1, 2}, dir.path, "whole", 1), "");
+  fs::remove(dir.path + "/latest");
+  load(STRATA_FAILED_PRECONDITION, "latest is not there; there are whole: name one");
 }
 
 TEST(PartsOfACheckpoint, ATakenOrImpossibleTagIsRefusedEverywhere) {
@@ -248,6 +272,107 @@ TEST(PartsOfACheckpoint, AreReplacedTogetherWhateverIsKilledOrFails) {
   strike_at_renames(false, false);
 }
 
+// Any of the calls that publish fails, as on a full disk: a save that returns OK is the latest, and no save leaves a
+// `latest` that names nothing.
+TEST(PartsOfACheckpoint, ACallThatFailsWhilePublishingIsAnError) {
+  SKIP_WITHOUT_TRACING();
+  if (!can_fail_calls()) GTEST_SKIP() << "calls cannot be made to fail on this processor";
+  for (const char* tag : {"a", "other"}) {
+    TempDir before;
+    ASSERT_EQ(save(kSmall, before.path, "other", 1), "");
+    ASSERT_EQ(save(kSmall, before.path, tag, 3), "");
+    if (tag == std::string("other")) fs::remove_all(before.path + "/a");
+    const auto copy = [&](const TempDir& dir) { fs::copy(before.path, dir.path, fs::copy_options::recursive); };
+    const TempDir first;
+    copy(first);
+    const int calls = run_traced({}, save_two_steps, first.path).calls;
+    for (int k = std::max(1, calls - 40); k <= calls; ++k) {
+      SCOPED_TRACE(testing::Message() << "over " << tag << ", failed was call " << k << " of " << calls);
+      const TempDir dir;
+      copy(dir);
+      const Struck struck = run_traced({k, false}, save_two_steps, dir.path);
+      const uint64_t latest = steps_in(dir.path, nullptr);
+      ASSERT_TRUE(latest == 2 || (latest == 3 && !struck.succeeded)) << latest;
+    }
+  }
+}
+
+// A kill between the renames left "b" committed and announced; whatever is killed next, `latest` is never older.
+TEST(PartsOfACheckpoint, KilledTwice) {
+  SKIP_WITHOUT_TRACING();
+  TempDir before;
+  ASSERT_EQ(save(kSmall, before.path, "other", 1), "");
+  ASSERT_EQ(save(kSmall, before.path, "b", 3), "");
+  std::ofstream(before.path + "/latest") << "other\n";
+  std::ofstream(before.path + "/.latest.next") << "b\n";
+  int seen[4] = {};
+  for (int k = 1;; ++k) {
+    SCOPED_TRACE(testing::Message() << "killed at rename " << k);
+    const TempDir dir;
+    fs::copy(before.path, dir.path, fs::copy_options::recursive);
+    const Struck struck = run_traced({k, true, true, true}, save_two_steps, dir.path);
+    const uint64_t latest = steps_in(dir.path, nullptr);
+    ASSERT_TRUE(latest == 3 || latest == 2) << latest;
+    ++seen[latest];
+    if (struck.calls < k) break;
+  }
+  EXPECT_GT(seen[3], 5);
+  EXPECT_GT(seen[2], 1);
+}
+
+// Whatever else is in a checkpoint's directory, in its parts' or beside their files, or has its name, is left alone;
+// and so is a checkpoint that a kill left under its other name.
+TEST(PartsOfACheckpoint, NothingOfSomebodyElseIsReplaced) {
+  const TempDir dir;
+  const std::string a = dir.path + "/a", part = a + "/tp0of2-pp0of1";
+  ASSERT_EQ(save(kSmall, dir.path, "a", 1), "");
+  const auto refused = [&](const std::string& text) {
+    EXPECT_NE(save(kSmall, dir.path, "a", 2).find(text), std::string::npos) << last();
+    EXPECT_FALSE(fs::exists(dir.path + "/.a.partial"));
+    EXPECT_FALSE(fs::exists(dir.path + "/.a.lock"));
+  };
+  for (const std::string& name : {a + "/notes.txt", part + "/notes.txt", part + "/a/notes.txt", part + "/a/rank1.h5"}) {
+    std::ofstream(name) << "mine";
+    refused(name);
+    EXPECT_TRUE(fs::remove(name));
+  }
+  for (const std::string& name : {a + "/mine", part + "/mine", part + "/a/rank00001.h5"}) {
+    fs::create_directory(name);
+    refused(name);
+    EXPECT_TRUE(fs::remove(name));
+  }
+  fs::rename(a, dir.path + "/.a.replaced");
+  fs::create_directory(a);
+  std::ofstream(a + "/notes.txt") << "mine";
+  refused(a + "/notes.txt");
+  fs::remove_all(a);
+  EXPECT_EQ(steps_in(dir.path, "a"), 1u);
+  for (const char* target : {"nowhere", ".a.replaced"}) {
+    fs::create_symlink(target, a);
+    refused("/a is there, is no checkpoint of a model in parts");
+    EXPECT_TRUE(fs::remove(a));
+  }
+  fs::create_directory(a);  // empty: it makes room
+  ASSERT_EQ(save(kSmall, dir.path, "a", 2), "");
+  EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest"}));
+}
+
+// Another job has begun to save to the tag.
+TEST(PartsOfACheckpoint, TwoJobsDoNotSaveToOneTag) {
+  const TempDir dir;
+  const std::string path = dir.path + "/.a.lock";
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  ASSERT_EQ(::fcntl(file, F_OFD_SETLK, &lock), 0);
+  EXPECT_NE(save(kSmall, dir.path, "a", 1).find("/a is being saved by another job: " + path), std::string::npos);
+  EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{".a.lock"}));
+  ASSERT_EQ(save(kSmall, dir.path, "b", 1), "");
+  ::close(file);  // as a kill does: the file stays
+  ASSERT_EQ(save(kSmall, dir.path, "a", 1), "");
+  EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "b", "latest"}));
+}
+
 // One part's disk is full, or its commit fails: no tag, and the next save succeeds.
 TEST(PartsOfACheckpoint, AFailureInOnePartLeavesNothing) {
   load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
@@ -269,6 +394,28 @@ TEST(PartsOfACheckpoint, AFailureInOnePartLeavesNothing) {
     });
     EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest"})) << rule;
   }
+}
+
+// A rank that finds nothing where others find a checkpoint would start anew alone.
+TEST(PartsOfACheckpoint, NotFoundIsSaidByAllRanksOrNone) {
+  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
+  const TempDir dir;
+  const Cut cut = {1, 1, 2};
+  ASSERT_EQ(save(cut, dir.path, "a", 1), "");
+  const auto trial_of = [&](int rank) {
+    Trial t = split_trial(cut, 1, 1);
+    t.manifest_extra =
+        std::string("[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\nrules = \"") +
+        (rank == 1 ? "checkpoint.load_open:1:fail=NOT_FOUND" : "") + "\"\n";
+    return t;
+  };
+  each_rank(cut.world(), trial_of, [&](int rank, strata_engine* e, const std::string& error) {
+    ASSERT_TRUE(e) << error;
+    ASSERT_EQ(build_split_model(e, whole_model(2)), "");
+    EXPECT_EQ(strata_load(e, dir.path.c_str(), nullptr), STRATA_FAILED_PRECONDITION) << rank << last();
+    EXPECT_TRUE(says("whether it is there: rank 1 differs from rank 0")) << rank << last();
+    ASSERT_EQ(result_of(strata_load(e, dir.path.c_str(), nullptr)), "") << rank;
+  });
 }
 
 // Any stage of a save of a tag that is there fails on one rank: an error everywhere, and the old one can be loaded.

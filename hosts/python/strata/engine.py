@@ -234,7 +234,8 @@ class Engine:
         self._call("strata_save", os.fsencode(root), c_text(tag, "the tag"))
 
     def load(self, root, tag=None):
-        """Loads <root>/<tag> (None: the latest), saved at any world size and stage, after commit. Collective."""
+        """Loads <root>/<tag> (None: the latest), saved at any world size and stage, after commit. Collective. NotFound
+        where there is none; without a tag only where root has no checkpoint at all: otherwise FailedPrecondition."""
         self._call("strata_load", os.fsencode(root), None if tag is None else c_text(tag, "the tag"))
 
     def export_weights(self, path):

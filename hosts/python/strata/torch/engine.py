@@ -250,7 +250,8 @@ class Engine:
         state.save(self, root, tag)
 
     def load(self, root, tag=None):
-        """Loads <root>/<tag> (None: the latest), saved at any world size and stage. Collective."""
+        """Loads <root>/<tag> (None: the latest), saved at any world size and stage. Collective. NotFound where there is
+        none; without a tag only where root has no checkpoint at all: otherwise FailedPrecondition."""
         self.check_whole("engine.load")
         self._weights.check_given_back("engine.load")
         state.load(self, root, tag)
