@@ -120,6 +120,17 @@ def refused(reason):
     return lambda value: (None, None, None, reason)
 
 
+def whole(key, note, low, high, multiple=1):
+    """A whole number of these bounds, for another key here."""
+    needed = f"a whole number from {low} to {high}" + (f", a multiple of {multiple}" if multiple > 1 else "")
+
+    def rule(value):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        right = is_number and low <= value <= high and value % multiple == 0
+        return (MAPPED, key, int(value), note) if right else (None, None, None, f"{needed} is needed")
+    return rule
+
+
 def off(what):
     return only(False, "off", f"{what} is not there yet")
 
@@ -193,10 +204,18 @@ for _name in ("partition_activations", "cpu_checkpointing"):
     _RULES["activation_checkpointing." + _name] = off("moving activations")
 for _name in ("contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile"):
     _RULES["activation_checkpointing." + _name] = idle("checkpointing is the model's")
+_ON_NVME = {  # what the disks' queues take, where anything is on nvme
+    "aio.block_size": whole("plugin.offload_nvme.block_bytes", "block_bytes of [plugin.offload_nvme]", 65536, 2**26,
+                            multiple=65536),
+    "aio.queue_depth": whole("plugin.offload_nvme.queue_depth", "queue_depth of [plugin.offload_nvme]", 1, 1024),
+}
+_RULES.update(_ON_NVME)
+for _name in ("single_submit", "overlap_events", "thread_count", "intra_op_parallelism", "use_gds"):
+    _RULES["aio." + _name] = idle("every disk has one queue through host memory, submitted to and read as it comes")
 # Whole blocks: every key in them has the same answer.
 _BLOCKS = {
-    "fp16": idle("fp16.enabled is false"), "aio": idle("options of [plugin.offload_nvme] in a manifest"),
-    "flops_profiler": idle("not here"), "comms_logger": idle("bytes are always counted: core.counters()"),
+    "fp16": idle("fp16.enabled is false"), "flops_profiler": idle("not here"),
+    "comms_logger": idle("bytes are always counted: core.counters()"),
     "tensorboard": idle("not here"), "wandb": idle("not here"), "csv_monitor": idle("not here"),
     "comet": idle("not here"), "timers": idle("not here"), "scheduler": _RULES["scheduler"],
     "zero_pp": _RULES["zero_pp"],
@@ -276,16 +295,17 @@ def fill(config, arguments, optional=()):
         auto[path] = value
     if wrong:
         known = {key.path for key in wrong}
-        raise Refused(wrong + [key for key in _never(config) if key.path not in known], name_of(config))
+        raise Refused(wrong + [key for key in _never(config, auto) if key.path not in known], name_of(config))
     return config, auto
 
 
-def _never(config):
+def _never(config, auto):
     """Keys that read() refuses, whatever "auto" stands for."""
+    on_nvme = _uses_nvme(config, auto)
     for path, value in _leaves(config, ""):
         if value == "auto" and not path.startswith(_REFUSED_BLOCKS):
             continue
-        status, _, _, why = _rule(path)(value)
+        status, _, _, why = _rule(path, on_nvme)(value)
         if status is None:
             yield Key(path, value, None, why)
 
@@ -307,6 +327,7 @@ def read(config, auto=None, hidden_size=None, advice=lambda path: "write it, or 
     """
     config = load(config)
     values, keys, wrong, paths = {"no_effect_keys": "warn"}, [], [], {}
+    on_nvme = _uses_nvme(config, auto or {})
     for path, value in _leaves(config, ""):
         note = ""
         if value == "auto" and not path.startswith(_REFUSED_BLOCKS):
@@ -315,7 +336,7 @@ def read(config, auto=None, hidden_size=None, advice=lambda path: "write it, or 
                 wrong.append(Key(path, value, None, note))
                 continue
             value = resolved
-        status, key, setting, why = _rule(path)(value)
+        status, key, setting, why = _rule(path, on_nvme)(value)
         if status is None:
             wrong.append(Key(path, value, None, why))
             continue
@@ -382,7 +403,18 @@ def _leaves(config, prefix):
             yield prefix + name, value
 
 
-def _rule(path):
+def _uses_nvme(config, auto):
+    def device(part):
+        path = f"{_ZERO}{part}.device"
+        given = config.get("zero_optimization", {}).get(part, {}).get("device")
+        return auto.get(path) if given == "auto" else given
+
+    return "nvme" in (device("offload_optimizer"), device("offload_param"))
+
+
+def _rule(path, on_nvme):
+    if path in _ON_NVME and not on_nvme:
+        return idle("nothing is on nvme")
     if path in _RULES:
         return _RULES[path]
     for block, rule in _BLOCKS.items():
