@@ -4,6 +4,7 @@
 // piece sizes: a file of its own, written once before, is moved for a fixed time each, in several rounds over all of
 // them. What follows from the rates is in io_advice.h; docs/bench_io.md explains the output.
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -44,33 +45,37 @@ struct Failure {
 
 [[noreturn]] void raise(int error, const std::string& what) { throw Failure{error, what}; }
 
+std::string mib(uint64_t bytes) { return std::to_string(bytes / kMiB) + " MiB"; }
+
+// A new file without a name, so that however the process ends, nothing is left. -1 and errno where it cannot be made.
+int open_nameless(const std::string& directory) {
+  const int fd = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (fd >= 0) return fd;
+  // Not every file system has O_TMPFILE, and they differ in how they say so.
+  const std::string path = directory + "/strata-bench-io-" + std::to_string(::getpid());
+  const int named = ::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  if (named >= 0) ::unlink(path.c_str());
+  return named;
+}
+
 // The file that is moved; gone when this is.
 class BenchFile {
  public:
-  BenchFile(const std::string& directory, uint64_t bytes)
-      : path_(directory + "/strata-bench-io-" + std::to_string(::getpid())) {
-    const int flags = O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC;
-    fd_ = std::make_shared<io::Fd>(::open(path_.c_str(), flags | O_DIRECT, 0600));
-    direct_ = bool(*fd_);
-    if (!direct_ && errno == EINVAL) fd_ = std::make_shared<io::Fd>(::open(path_.c_str(), flags, 0600));
-    if (!*fd_) raise(errno, "make " + path_);
+  BenchFile(const std::string& directory, uint64_t bytes) : fd_(std::make_shared<io::Fd>(open_nameless(directory))) {
+    if (!*fd_) raise(errno, "make a file in " + directory);
     const int error = ::posix_fallocate(fd_->get(), 0, static_cast<off_t>(bytes));
-    if (error) {
-      ::unlink(path_.c_str());
-      raise(error, "take " + std::to_string(bytes) + " bytes in " + path_);
-    }
+    if (error) raise(error, "take " + mib(bytes) + " in " + directory);
+    direct_ = ::fcntl(fd_->get(), F_SETFL, O_DIRECT) == 0;
     if (direct_ && io::find_direct_rule(fd_->get(), &rule_) != 0) rule_ = {};
   }
-  ~BenchFile() { ::unlink(path_.c_str()); }
   BenchFile(const BenchFile&) = delete;
   const std::shared_ptr<io::Fd>& fd() const { return fd_; }
   bool direct() const { return direct_; }
   uint64_t alignment() const { return rule_.offset; }
 
  private:
-  const std::string path_;
   std::shared_ptr<io::Fd> fd_;
-  bool direct_ = true;
+  bool direct_ = false;
   io::DirectRule rule_;
 };
 
@@ -197,12 +202,21 @@ void print_json(const std::vector<DiskResult>& disks) {
   std::cout << all.dump(2) << "\n";
 }
 
-// Every path as its disk; raises for one that cannot be used, before anything is measured.
-std::vector<std::string> directories(const std::vector<std::string>& paths) {
+void check_room(const std::string& directory, uint64_t bytes) {
+  struct statvfs s {};
+  if (::statvfs(directory.c_str(), &s) != 0) raise(errno, "ask for free space of " + directory);
+  const uint64_t free = uint64_t{s.f_bavail} * s.f_frsize;
+  if (s.f_blocks == 0 || free >= bytes) return;  // no blocks: a file system that does not say
+  raise(0, directory + ": needs " + mib(bytes) + ", " + mib(free) + " are free; --file-mib takes less");
+}
+
+// Every path as its disk; raises for one that cannot be used, before anything is written.
+std::vector<std::string> directories(const std::vector<std::string>& paths, uint64_t bytes) {
   std::vector<std::string> found;
   for (const std::string& path : paths) {
     found.push_back(absolute(path));
     if (std::count(found.begin(), found.end(), found.back()) > 1) raise(0, found.back() + " is named twice");
+    check_room(found.back(), bytes);
   }
   return found;
 }
@@ -216,7 +230,7 @@ int bench_io(const BenchIoArgs& args) {
   host_memory::touch(memory.get(), kMemory);
   std::vector<DiskResult> disks;
   try {
-    for (const std::string& path : directories(args.paths)) {
+    for (const std::string& path : directories(args.paths, args.file_mib * kMiB)) {
       disks.push_back(Bench(args, path, memory.get()).run());
       if (!args.json) print_table(disks.back());
     }

@@ -106,8 +106,10 @@ std::string manifest_text(const std::vector<AdvisedDisk>& disks) {
     remarks += "# " + disk.path + ": " + disk.advice.reason + "\n";
   }
   std::string text = remarks +
-                     "[zero_optimization.offload_optimizer]\ndevice = \"nvme\"\nnvme_path = " + quoted(paths) +
-                     "\n\n[plugin.offload_nvme]\nqueue_depth = " + std::to_string(depth) +
+                     "# put these keys into the sections that are there: a manifest names each section once\n"
+                     "# [zero_optimization.offload_param] with device = \"nvme\" needs the same nvme_path\n"
+                     "[zero_optimization.offload_optimizer]\ndevice = \"nvme\"\nnvme_path = " +
+                     quoted(paths) + "\n\n[plugin.offload_nvme]\nqueue_depth = " + std::to_string(depth) +
                      "\nblock_bytes = " + std::to_string(piece) + "\n";
   if (disks.size() > 1) text += "weights = \"" + weights_of(disks) + "\"\n";
   return text;

@@ -32,7 +32,7 @@ void STRATA_CALL log_over_bar(void*, strata_log_level level, const char* domain,
 
 bool shows_bar() {
   const char* const terminal = std::getenv("TERM");
-  return isatty(STDOUT_FILENO) && terminal && std::strcmp(terminal, "dumb") != 0;
+  return isatty(STDOUT_FILENO) && isatty(STDERR_FILENO) && terminal && std::strcmp(terminal, "dumb") != 0;
 }
 
 Engine open_engine(const std::string& manifest, const std::vector<std::string>& settings) {

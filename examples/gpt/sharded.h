@@ -17,8 +17,8 @@ namespace gpt {
 // Throws what strata_last_error() says when a call failed.
 void check(strata_status status, const char* what);
 
-// Stdout is a terminal that can show a progress bar. mpirun gives its ranks one even where its own output goes to a
-// file: TERM=dumb in front of it is for that.
+// Stdout and stderr are a terminal that can show a progress bar. mpirun lends its ranks one for stdout, wherever its
+// own output goes, and a pipe for stderr: stdout alone does not say where the bar would end.
 bool shows_bar();
 
 struct CloseEngine {

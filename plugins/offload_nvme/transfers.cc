@@ -145,12 +145,14 @@ void Transfers::by_buffer(bool write, const std::shared_ptr<Region>& region, uin
   if (!buffer_) {
     buffer_ = static_cast<char*>(host_memory::allocate(kBuffer));
     if (!buffer_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kBuffer, " bytes");
-    host_->log(host_->ctx, STRATA_LOG_INFO, "offload_nvme",
-               join("\"", region->label, "\": ", bytes, " bytes at offset ", offset, " to or from memory at ",
-                    static_cast<void*>(memory), " are no whole blocks of ", block_,
-                    " in memory aligned to them; such transfers, as of checkpoints, are "
-                    "copied, and slower")
-                   .c_str());
+    const bool is_whole = offset % block_ == 0 && bytes % block_ == 0;
+    host_->log(
+        host_->ctx, STRATA_LOG_INFO, "offload_nvme",
+        join("\"", region->label, "\": ", bytes, " bytes at offset ", offset, ": ",
+             is_whole ? join("the buffer at ", static_cast<void*>(memory), " is not aligned to ", memory_alignment_)
+                      : join("they are no whole blocks of ", block_),
+             "; such transfers, as of checkpoints, are copied, and slower")
+            .c_str());
   }
   for (const uint64_t end = offset + bytes; offset < end;) {
     const uint64_t from = offset / block_ * block_;

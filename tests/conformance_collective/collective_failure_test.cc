@@ -15,7 +15,7 @@ namespace {
 
 using Slot = Peer::Slot;
 
-class CollectiveFailure : public testing::TestWithParam<Setup> {};
+class CollectiveFailure : public CollectiveTest {};
 INSTANTIATE_TEST_SUITE_P(All, CollectiveFailure, testing::ValuesIn(all_setups({3})),
                          [](const auto& p) { return setup_name(p.param); });
 

@@ -153,7 +153,7 @@ TEST(CollectiveEnvironment, ThreadsMustSayTheirRank) {
 
 // ---- late and missing ranks ----
 
-class CollectiveMeeting : public testing::TestWithParam<Setup> {};
+class CollectiveMeeting : public CollectiveTest {};
 INSTANTIATE_TEST_SUITE_P(All, CollectiveMeeting, testing::ValuesIn(all_setups({3})),
                          [](const auto& p) { return setup_name(p.param); });
 

@@ -21,7 +21,7 @@ namespace {
 
 const std::vector<uint64_t> kCounts = {0, 1, 33, 1000, 9'001};
 
-class CollectiveOps : public testing::TestWithParam<Setup> {};
+class CollectiveOps : public CollectiveTest {};
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveOps, testing::ValuesIn(all_setups({1, 2, 3, 4})),
                          [](const auto& p) { return setup_name(p.param); });

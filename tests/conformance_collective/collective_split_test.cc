@@ -11,8 +11,8 @@
 namespace strata::test {
 namespace {
 
-class CollectiveSplit : public testing::TestWithParam<Setup> {};
-class CollectiveSplitAlone : public testing::TestWithParam<Setup> {};
+class CollectiveSplit : public CollectiveTest {};
+class CollectiveSplitAlone : public CollectiveTest {};
 INSTANTIATE_TEST_SUITE_P(All, CollectiveSplit, testing::ValuesIn(all_setups({4})),
                          [](const auto& p) { return setup_name(p.param); });
 INSTANTIATE_TEST_SUITE_P(All, CollectiveSplitAlone, testing::ValuesIn(all_setups({1})),

@@ -5,6 +5,7 @@
 // while they run, and their return value is the last line.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/types.h>
 
@@ -44,6 +45,15 @@ struct Setup {
 std::ostream& operator<<(std::ostream& out, const Setup& setup);
 std::vector<Setup> all_setups(const std::vector<int>& worlds);
 std::string setup_name(const Setup& setup);
+
+// What the tests of all setups are of.
+class CollectiveTest : public testing::TestWithParam<Setup> {
+ protected:
+  void SetUp() override {
+    if (const std::string missing = missing_host_interface(GetParam().plugin); !missing.empty())
+      GTEST_SKIP() << missing;
+  }
+};
 
 // A job name no other test uses, also when tests run side by side.
 std::string fresh_job();

@@ -76,6 +76,8 @@ class DeviceTest : public testing::TestWithParam<DeviceParam> {
   void open() {
     api = load<strata_device_api>(GetParam().plugin, STRATA_DEVICE);
     ASSERT_NE(api, nullptr);
+    if (const std::string missing = missing_host_interface(GetParam().plugin); !missing.empty())
+      GTEST_SKIP() << missing;
     rank = std::make_unique<Rank>();
     Options options;
     if (!GetParam().isa.empty()) options.set("isa", GetParam().isa);

@@ -23,6 +23,9 @@ void PrintTo(const TierParam& tier, std::ostream* out) { *out << tier.plugin; }
 class Offload : public testing::TestWithParam<TierParam> {
  protected:
   void SetUp() override {
+    ASSERT_NE(tier.api, nullptr);
+    if (const std::string missing = missing_host_interface(GetParam().plugin); !missing.empty())
+      GTEST_SKIP() << missing;
     Options options;
     if (GetParam().plugin == "offload_nvme") options.set("nvme_path", dir.path).set("probe_ms", 0);
     ASSERT_EQ(tier.open(std::move(options)), STRATA_OK);
@@ -193,6 +196,7 @@ class RegisteredMemory : public Offload {
   static constexpr uint64_t kBytes = 3 << 20, kBlock = 4096;
   void SetUp() override {
     Offload::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
     if (!STRATA_HAS(tier.api, strata_offload_api, unregister_memory) || !tier.api->register_memory) {
       GTEST_SKIP() << "it gains nothing by registered memory";
     }

@@ -3,10 +3,15 @@
 What follows from figures is tests/unit_tools' business: these runs are too short for it.
 """
 import json
+import os
 import pathlib
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 
 import pytest
@@ -50,6 +55,72 @@ def test_json_has_every_rate_and_settings_that_open(disks):
     assert manifest["zero_optimization"]["offload_optimizer"]["nvme_path"] == ", ".join(map(str, disks))
     with strata.Engine(text="train_batch_size = 1\n" + result["manifest"], overrides=['log_level="warn"']):
         assert all(len(list(disk.iterdir())) == 1 for disk in disks)
+
+
+def test_the_keys_go_into_the_sections_of_a_manifest(disks):
+    """As the printed comments say: into sections that are there, and the path to offload_param, too."""
+    code, out, _ = run("--json", *SHORT, disks[0])
+    assert code == 0
+    text = json.loads(out)["manifest"]
+    assert "# put these keys into the sections that are there" in text
+    assert "offload_param] with device = \"nvme\" needs the same nvme_path" in text
+    advised = tomllib.loads(text)
+    sections = {"zero_optimization.offload_optimizer": advised["zero_optimization"]["offload_optimizer"],
+                "plugin.offload_nvme": advised["plugin"]["offload_nvme"]}
+    lines = []
+    for line in (ROOT / "examples" / "manifests" / "zero3_nvme.toml").read_text().splitlines():
+        if not line.startswith("nvme_path"):
+            lines.append(line)
+        if line == "[zero_optimization.offload_param]":
+            lines.append(f"nvme_path = {json.dumps(advised['zero_optimization']['offload_optimizer']['nvme_path'])}")
+        keys = sections.pop(line.strip("[]"), {}) if line.startswith("[") else {}
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items() if key != "device"]
+    for section, keys in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    with strata.Engine(text="\n".join(lines), overrides=['log_level="warn"']):
+        assert len(list(disks[0].iterdir())) == 1
+
+
+def is_under_way(process, disk):
+    """It has its file open, on this disk."""
+    for fd in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            target = os.readlink(fd)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target.startswith(f"{disk}/") and fd.stat().st_size >= 16 << 20:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_however_it_ends(disks, end):
+    # Whoever runs the tests in the background may have SIGINT ignored, which processes inherit.
+    with subprocess.Popen([str(COMMAND), "bench", "io", *SHORT[2:], "--seconds", "30", str(disks[0])],
+                          stdout=subprocess.DEVNULL,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not is_under_way(process, disks[0]):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.01)
+            assert not list(disks[0].iterdir())
+            process.send_signal(end)
+            assert process.wait(60) == -end
+        finally:
+            process.kill()
+    assert not list(disks[0].iterdir())
+
+
+def test_a_disk_without_the_room_is_refused_before_anything_is_written(disks):
+    wanted = (shutil.disk_usage(disks[0]).free >> 20) + 4096
+    if wanted > 1 << 20:
+        pytest.skip("the disk takes the largest file there can be")
+    code, out, errors = run("--file-mib", wanted, disks[0])
+    assert code == 1 and out == ""
+    told = re.search(r"needs (\d+) MiB, (\d+) MiB are free; --file-mib takes less", errors)
+    assert told and int(told[1]) == wanted and int(told[2]) < wanted, errors
+    assert str(disks[0]) in errors
 
 
 def test_table_and_plot(disks, tmp_path):

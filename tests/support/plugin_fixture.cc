@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <mutex>
 
+#include "core/manifest/plugin_toml.h"
+
 namespace strata::test {
 
 namespace {
@@ -15,6 +17,10 @@ strata_option blank(strata_option_type type) {
   o.struct_size = sizeof(o);
   o.type = type;
   return o;
+}
+
+std::filesystem::path library_of(const std::string& plugin) {
+  return plugin.find('/') != plugin.npos ? plugin : std::string(STRATA_PLUGIN_DIR) + "/" + plugin + ".so";
 }
 }  // namespace
 
@@ -59,10 +65,22 @@ std::string plugin_from_outside() {
 
 std::string plugin_id(const std::string& plugin) { return std::filesystem::path(plugin).stem().string(); }
 
+std::string missing_host_interface(const std::string& plugin) {
+  const std::filesystem::path file = library_of(plugin).replace_extension(".toml");
+  if (!std::filesystem::exists(file)) return "";  // a library alone says nothing of what it needs
+  PluginToml description;
+  const Status status = read_plugin_toml(file, &description);
+  EXPECT_TRUE(status.ok()) << status.text();
+  const Host host([](strata_log_level, const std::string&, const std::string&) {}, STRATA_LOG_ERROR, 1);
+  for (const std::string& id : description.host_interfaces) {
+    if (host.c()->get_interface(host.c()->ctx, id.c_str())) continue;
+    return plugin_id(plugin) + " requires " + id + " ([requires] host), which these tests do not lend";
+  }
+  return "";
+}
+
 const void* load_interface(const std::string& plugin, const std::string& interface_id) {
-  const bool is_path = plugin.find('/') != std::string::npos;
-  const std::string path = is_path ? plugin : std::string(STRATA_PLUGIN_DIR) + "/" + plugin + ".so";
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void* library = dlopen(library_of(plugin).c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!library) {
     ADD_FAILURE() << dlerror();
     return nullptr;

@@ -39,6 +39,10 @@ std::string plugin_from_outside();
 // What tests are named by: "my_tier" for "my_tier" and for "/home/me/my_tier.so".
 std::string plugin_id(const std::string& plugin);
 
+// "", or why no test can open this plugin: its TOML beside the library requires a host interface that tests do not
+// lend.
+std::string missing_host_interface(const std::string& plugin);
+
 // Loads lib/plugins/<name>.so of this build, or the library at a path (RTLD_NOW | RTLD_LOCAL, never unloaded), and
 // returns its table for the interface, or fails the test and returns NULL.
 const void* load_interface(const std::string& plugin, const std::string& interface_id);

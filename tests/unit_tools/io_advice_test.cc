@@ -68,6 +68,8 @@ TEST(IoAdvice, TheManifestHasPathsSharesAndRemarks) {
   const std::string one = manifest_text({{"/a", fast, false}});
   EXPECT_THAT(one, HasSubstr("nvme_path = \"/a\"\n"));
   EXPECT_THAT(one, HasSubstr("queue_depth = 4\nblock_bytes = 1048576\n"));
+  EXPECT_THAT(one, HasSubstr("# put these keys into the sections that are there"));
+  EXPECT_THAT(one, HasSubstr("# [zero_optimization.offload_param] with device = \"nvme\" needs the same nvme_path\n"));
   EXPECT_THAT(one, Not(HasSubstr("weights")));
   EXPECT_THAT(one, Not(HasSubstr("RAM")));
   const std::string two = manifest_text({{"/a", fast, false}, {"/b\"c\\", slow, true}});
