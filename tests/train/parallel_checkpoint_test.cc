@@ -373,18 +373,20 @@ TEST(PartsOfACheckpoint, TwoJobsDoNotSaveToOneTag) {
   EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "b", "latest"}));
 }
 
+// A rank whose checkpoint plugin fails or holds calls by these rules, "" for none.
+Trial faulty_trial(const Cut& cut, const std::string& rules) {
+  Trial t = split_trial(cut, 1, 1);
+  t.manifest_extra =
+      "[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\nrules = \"" + rules + "\"\n";
+  return t;
+}
+
 // One part's disk is full, or its commit fails: no tag, and the next save succeeds.
 TEST(PartsOfACheckpoint, AFailureInOnePartLeavesNothing) {
   load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
   for (const char* rule : {"checkpoint.write:1:fail=RESOURCE_EXHAUSTED", "checkpoint.commit:1:fail=DATA_LOSS"}) {
     const TempDir dir;
-    const auto trial_of = [&](int rank) {
-      Trial t = split_trial(kSaved, 1, 1);
-      t.manifest_extra =
-          std::string("[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\nrules = \"") +
-          (rank == 4 ? rule : "") + "\"\n";
-      return t;
-    };
+    const auto trial_of = [&](int rank) { return faulty_trial(kSaved, rank == 4 ? rule : ""); };
     each_rank(kSaved.world(), trial_of, [&](int rank, strata_engine* e, const std::string& error) {
       ASSERT_TRUE(e) << error;
       ASSERT_EQ(build_split_model(e, whole_model(2)), "");
@@ -403,11 +405,7 @@ TEST(PartsOfACheckpoint, NotFoundIsSaidByAllRanksOrNone) {
   const Cut cut = {1, 1, 2};
   ASSERT_EQ(save(cut, dir.path, "a", 1), "");
   const auto trial_of = [&](int rank) {
-    Trial t = split_trial(cut, 1, 1);
-    t.manifest_extra =
-        std::string("[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\nrules = \"") +
-        (rank == 1 ? "checkpoint.load_open:1:fail=NOT_FOUND" : "") + "\"\n";
-    return t;
+    return faulty_trial(cut, rank == 1 ? "checkpoint.load_open:1:fail=NOT_FOUND" : "");
   };
   each_rank(cut.world(), trial_of, [&](int rank, strata_engine* e, const std::string& error) {
     ASSERT_TRUE(e) << error;
@@ -427,10 +425,8 @@ TEST(PartsOfACheckpoint, AFailureWhileReplacingLeavesTheOldOne) {
       SCOPED_TRACE(testing::Message() << call << " on rank " << failing << " of " << cut.world());
       const TempDir dir;
       const auto trial_of = [&, cut = cut, failing = failing](int rank) {
-        Trial t = split_trial(cut, 1, 1);
+        Trial t = faulty_trial(cut, rank == failing ? "checkpoint." + call + ":fail=RESOURCE_EXHAUSTED" : "");
         t.overrides.push_back("zero_optimization.gather_16bit_weights_on_model_save=true");
-        t.manifest_extra = "[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\nrules = \"" +
-                           (rank == failing ? "checkpoint." + call + ":fail=RESOURCE_EXHAUSTED" : "") + "\"\n";
         return t;
       };
       each_rank(cut.world(), trial_of,
@@ -463,10 +459,8 @@ TEST(ALoadWhileOthersSave, IsOfOneCheckpointOnAllRanks) {
   const Cut cut = {1, 1, 2};
   ASSERT_EQ(save(cut, dir.path, "a", 1), "");
   const auto trial_of = [&](int rank) {
-    Trial t = split_trial(cut, 1, 1);
-    t.manifest_extra =
-        std::string("[plugins]\ncheckpoint = \"fault\"\n[plugin.fault]\nwraps = \"checkpoint\"\ntag = \"others\"\n") +
-        "rules = \"" + (rank == 1 ? "checkpoint.load_open:1:hold=others_save" : "") + "\"\n";
+    Trial t = faulty_trial(cut, rank == 1 ? "checkpoint.load_open:1:hold=others_save" : "");
+    t.manifest_extra += "tag = \"others\"\n";
     return t;
   };
   each_rank(cut.world(), trial_of, [&](int rank, strata_engine* e, const auto& error) {
