@@ -232,7 +232,7 @@ Status GradientMemory::borrow(const strata_stream* stream, bool* lent) {
 }
 
 void GradientMemory::end_micro_batch(uint32_t first, const Work& reduced) {
-  if (kept_bytes() == 0) lender_.until_fetched({first}, reduced);
+  if (lender_.is_holding() && kept_bytes() == 0) lender_.until_fetched({first}, reduced);
 }
 
 Status GradientMemory::note_fetch(uint32_t unit, const strata_stream* stream) {
