@@ -1,6 +1,7 @@
 #include "replace.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -57,7 +58,7 @@ void put_right(const strata_ckpt_save& save) {
     if (!exists(save.committed)) rename_new(save.replaced, save.committed);
   }
   require_replaceable(save);
-  if (!is_directory(save.partial)) clear(save, save.partial);  // other ranks may be at work in it
+  ::unlink(save.partial.c_str());  // goes if it is a file: other ranks may be at work in it, or make it at this moment
   clear(save, committing_path(save));
   if (!is_directory(save.replaced) || exists(save.committed + "/index.h5")) clear(save, save.replaced);
 }

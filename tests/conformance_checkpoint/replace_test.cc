@@ -163,6 +163,43 @@ TEST_F(Replace, NothingIsTakenOutOfACommit) {
   EXPECT_LT(failed, calls / 2);
 }
 
+// Rank 0 puts right what a killed save left while the other ranks already write: whatever it is about to call, what
+// rank 1 has made meanwhile stays where it is.
+TEST_F(Replace, ARankArrivesAtAnyCall) {
+  SKIP_WITHOUT_TRACING();
+  const auto write_rank_0 = [](const std::string& root) {
+    const Model model = new_model();
+    Instance instance;
+    SaveArgs args(model, root, "t", 0);
+    strata_ckpt_save* save = nullptr;
+    if (instance.api->write(instance.self, &args.c, &save) != STRATA_OK) return 1;
+    instance.api->abandon(instance.self, save);
+    return 0;
+  };
+  for (const bool killed_before : {false, true}) {
+    int calls = 1;
+    for (int k = 1; k <= calls; ++k) {
+      SCOPED_TRACE(testing::Message() << "at call " << k << ", something left: " << killed_before);
+      TempDir dir;
+      if (killed_before) {
+        fs::create_directory(dir.path + "/.t.committing");
+        write_file(dir.path + "/.t.committing/rank00001.h5", "of another save");
+      }
+      const std::string partial = dir.path + "/.t.partial", file = partial + "/.rank00001.h5";
+      const auto arrive = [&] {
+        fs::create_directory(partial);
+        write_file(file, "half a file");
+      };
+      const Struck struck = run_traced({k, false, true, false, arrive}, write_rank_0, dir.path);
+      EXPECT_TRUE(struck.succeeded);
+      EXPECT_TRUE(fs::exists(file));
+      EXPECT_EQ(names_in(dir.path), (Names{".t.partial"}));
+      calls = struck.calls;
+    }
+    EXPECT_GT(calls, 10);
+  }
+}
+
 // Over and over the same tag, until the process dies at a random moment.
 TEST_F(Replace, KilledAtRandomTimes) {
   SKIP_WITHOUT_FORK();
