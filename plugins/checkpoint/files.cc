@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -33,6 +34,17 @@ uint64_t free_bytes(const std::string& directory) {
 std::string directory_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void write_all(const Fd& fd, const char* data, size_t bytes, off_t offset, const std::string& path) {
+  while (bytes > 0) {
+    const ssize_t n = ::pwrite(fd.get(), data, bytes, offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) raise_errno(n < 0 ? errno : ENOSPC, "write", path);
+    data += n;
+    offset += n;
+    bytes -= static_cast<size_t>(n);
+  }
 }
 
 }  // namespace
@@ -122,8 +134,7 @@ void write_file(const std::string& path, const std::string& text) {
   try {
     Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (fd.get() < 0) raise_errno(errno, "create", path);
-    const ssize_t n = ::write(fd.get(), text.data(), text.size());
-    if (n != static_cast<ssize_t>(text.size())) raise_errno(n < 0 ? errno : ENOSPC, "write", path);
+    write_all(fd, text.data(), text.size(), 0, path);
     if (::fsync(fd.get()) != 0) raise_errno(errno, "sync", path);
   } catch (...) {
     remove_quietly(path);
@@ -136,6 +147,22 @@ void write_text_file(const std::string& directory, const std::string& name, cons
   write_file(temporary, text);
   rename_over(temporary, directory + "/" + name);
   sync_path(directory);
+}
+
+void copy_sparse(int from, const std::string& to) {
+  const Fd fd(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) raise_errno(errno, "create", to);
+  const off_t end = ::lseek(from, 0, SEEK_END);
+  std::vector<char> buffer(1 << 20);
+  for (off_t at = 0; (at = ::lseek(from, at, SEEK_DATA)) >= 0;) {
+    const size_t bytes = std::min<size_t>(buffer.size(), static_cast<size_t>(::lseek(from, at, SEEK_HOLE) - at));
+    if (::pread(from, buffer.data(), bytes, at) != static_cast<ssize_t>(bytes))
+      raise_errno(EIO, "read what was for", to);
+    write_all(fd, buffer.data(), bytes, at, to);
+    at += static_cast<off_t>(bytes);
+  }
+  if (errno != ENXIO) raise_errno(errno, "find the data for", to);  // ENXIO: no more data
+  if (::ftruncate(fd.get(), end) != 0) raise_errno(errno, "set the size of", to);
 }
 
 void remove_quietly(const std::string& path) { std::remove(path.c_str()); }

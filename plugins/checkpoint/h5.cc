@@ -1,8 +1,12 @@
 #include "h5.h"
 
+#include <sys/mman.h>
 #include <xxhash.h>
 
+#include <cerrno>
+
 #include "files.h"
+#include "h5_memory.h"
 
 namespace strata::checkpoint::h5 {
 namespace {
@@ -131,7 +135,12 @@ File File::create(const std::string& path, uint64_t threshold, uint64_t alignmen
   H5Pset_alignment(fapl.get(), threshold, alignment);
   Id fcpl(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_userblock(fcpl.get(), user_block);
-  return File(path, Id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose), STRATA_INTERNAL);
+  io::Fd memory(::memfd_create("strata-checkpoint", MFD_CLOEXEC));
+  if (!memory) raise_errno(errno, "take memory for", path);
+  use_memory(fapl.get(), memory.get());
+  File file(path, Id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose), STRATA_INTERNAL);
+  file.memory_ = std::move(memory);
+  return file;
 }
 
 File File::open(const std::string& path) {
@@ -274,6 +283,7 @@ uint64_t File::read_attribute(const char* name) const {
 void File::close() {
   check(H5Fflush(id_.get(), H5F_SCOPE_GLOBAL), "flush");
   check(id_.close(), "close");
+  copy_sparse(memory_.get(), path_);
 }
 
 }  // namespace strata::checkpoint::h5

@@ -1,10 +1,12 @@
-// h5.h - the part of HDF5 this plugin uses, behind RAII and one lock. The only file pair that includes HDF5.
+// h5.h - the part of HDF5 this plugin uses, behind RAII and one lock. The only files that include HDF5 are this
+// pair and h5_memory.
 //
 // HDF5 keeps global state, so every use happens inside a Session: it holds one mutex for the whole process (the
 // plugin's only global, needed because ranks may be threads of one process with an instance each), and silences
 // HDF5's error printing on this thread meanwhile. Sessions do not nest, and bulk data never moves inside one.
 //
-// Every identifier is an Id and closed by its owner: a leaked one crashes the process when HDF5 shuts down at exit.
+// Every identifier is an Id and closed by its owner: a leaked one crashes the process when HDF5 shuts down at exit. So
+// does a write that failed: a new file is laid out in memory, sparse where the data will be, and copied to the disk.
 // Nothing here lets HDF5 convert a value: memory types always equal file types.
 #pragma once
 
@@ -15,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "io/fd.h"
 #include "model.h"
 
 namespace strata::checkpoint::h5 {
@@ -91,7 +94,7 @@ class File {
   std::string read_attribute_text(const char* name) const;
   uint64_t read_attribute(const char* name) const;
 
-  // Ends a file that was created; a failed flush is an error here, HDF5's close hides it.
+  // Ends a file that was created: it goes to the disk, over what has its name.
   void close();
 
  private:
@@ -101,6 +104,7 @@ class File {
   Place place_of(hid_t dataset, const std::string& path) const;
 
   std::string path_;
+  io::Fd memory_;  // of a new file
   Id id_;
   strata_status code_;  // of failures: INTERNAL while writing, DATA_LOSS while reading
   uint64_t file_bytes_ = 0;

@@ -145,6 +145,24 @@ TEST_F(Replace, AnyCallFailsWhereNamesCannotBeExchanged) {
   strike_at_calls(false, false, false);
 }
 
+// The disk is full from any call on. The process ends as it should, too: HDF5 tries to write what it holds at exit.
+TEST_F(Replace, TheDiskIsFullFromAnyCallOn) {
+  SKIP_WITHOUT_TRACING();
+  if (!can_fail_calls()) GTEST_SKIP() << "calls cannot be made to fail on this processor";
+  ASSERT_NO_FATAL_FAILURE(prepare(true));
+  const int calls = Trial(*this).strike({}).calls;
+  int failed = 0;
+  for (int k = 1; k <= calls; k += k < calls - 35 ? 3 : 1) {
+    SCOPED_TRACE(testing::Message() << "full from call " << k << " of " << calls);
+    Trial trial(*this);
+    const Struck struck = trial.strike({.call = k, .kill = false, .full_disk = true});
+    ASSERT_NO_FATAL_FAILURE(trial.check(struck, true));
+    ASSERT_NO_FATAL_FAILURE(trial.check_next_save());
+    failed += !struck.succeeded;
+  }
+  EXPECT_GT(failed, calls / 6);
+}
+
 // A rank that does not know whether all succeeded abandons its save while rank 0 commits: at any moment.
 TEST_F(Replace, NothingIsTakenOutOfACommit) {
   SKIP_WITHOUT_TRACING();
@@ -155,7 +173,7 @@ TEST_F(Replace, NothingIsTakenOutOfACommit) {
     SCOPED_TRACE(testing::Message() << "at call " << k << " of " << calls);
     Trial trial(*this);
     const auto abandon = [&] { fs::remove(trial.dir.path + "/.t.partial/rank00001.h5"); };
-    const Struck struck = trial.strike({k, false, true, false, abandon});
+    const Struck struck = trial.strike({.call = k, .kill = false, .meanwhile = abandon});
     ASSERT_NO_FATAL_FAILURE(trial.check(struck, true));
     failed += !struck.succeeded;
   }
@@ -190,7 +208,7 @@ TEST_F(Replace, ARankArrivesAtAnyCall) {
         fs::create_directory(partial);
         write_file(file, "half a file");
       };
-      const Struck struck = run_traced({k, false, true, false, arrive}, write_rank_0, dir.path);
+      const Struck struck = run_traced({.call = k, .kill = false, .meanwhile = arrive}, write_rank_0, dir.path);
       EXPECT_TRUE(struck.succeeded);
       EXPECT_TRUE(fs::exists(file));
       EXPECT_EQ(names_in(dir.path), (Names{".t.partial"}));

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <set>
 
@@ -32,6 +33,20 @@ bool changes_files(uint64_t nr) {
 #endif
   };
   return numbers.count(nr) > 0;
+}
+
+bool takes_space(uint64_t nr) {
+#ifdef SYS_mkdir
+  if (nr == SYS_mkdir) return true;
+#endif
+  return nr == SYS_write || nr == SYS_pwrite64 || nr == SYS_fallocate || nr == SYS_mkdirat;
+}
+
+// A file without a name and a disk.
+bool is_memory(pid_t who, uint64_t fd) {
+  char target[16] = {};
+  const std::string link = "/proc/" + std::to_string(who) + "/fd/" + std::to_string(static_cast<int>(fd));
+  return ::readlink(link.c_str(), target, sizeof(target) - 1) > 0 && std::string(target).rfind("/memfd:", 0) == 0;
 }
 
 #if defined(__x86_64__)
@@ -82,8 +97,11 @@ class Tracer {
     }
     if (info.op != PTRACE_SYSCALL_INFO_ENTRY) return;
     if (!(strike_.only_renames ? is_rename(info.entry.nr) : changes_files(info.entry.nr))) return;
+    if (is_memory(who, info.entry.args[0])) return;
     const bool struck = ++struck_.calls == strike_.call;
-    if (struck && strike_.meanwhile) {
+    if (strike_.full_disk) {
+      if (strike_.call > 0 && struck_.calls >= strike_.call && takes_space(info.entry.nr)) fail(who, ENOSPC);
+    } else if (struck && strike_.meanwhile) {
       strike_.meanwhile();
     } else if (struck && strike_.kill) {
       ::kill(child_, SIGKILL);
@@ -128,7 +146,7 @@ Struck run_traced(const Strike& strike, int (*body)(const std::string&), const s
   if (child == 0) {
     if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(77);
     ::raise(SIGSTOP);
-    ::_exit(body(root));
+    std::exit(body(root));
   }
   return Tracer(strike, child).run();
 }

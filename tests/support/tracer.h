@@ -27,13 +27,14 @@ struct Strike {
   bool can_exchange = true;   // false: renameat2 refuses RENAME_EXCHANGE, as many network file systems do
   bool only_renames = false;  // no other calls are counted: where threads make the others in any order
   std::function<void()> meanwhile = nullptr;  // happens while the child waits there; it is neither killed nor failed
+  bool full_disk = false;                     // from that call on all that take space fail with ENOSPC, instead
 };
 struct Struck {
   bool killed = false;
   bool succeeded = false;  // the body returned 0
   int calls = 0;           // there were
 };
-// Runs `body` in a traced child.
+// Runs `body` in a traced child, which then ends as programs do: what libraries do at exit is part of it.
 Struck run_traced(const Strike& strike, int (*body)(const std::string&), const std::string& root);
 
 }  // namespace strata::test
