@@ -4,8 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/hash.h"
-
 namespace strata {
 
 Agreement::Agreement(const Registry& registry, const Layout& layout, CommQueue& queue, Gradients& gradients,
@@ -74,7 +72,8 @@ Status Agreement::conclude_group(StepOutcome& outcome) {
     if (r == 0) {
       hash0 = header.hash;
       outcome.order.resize(header.order_count);
-      std::memcpy(outcome.order.data(), at + sizeof(header), header.order_count * sizeof(uint32_t));
+      std::copy_n(at + sizeof(header), header.order_count * sizeof(uint32_t),
+                  reinterpret_cast<char*>(outcome.order.data()));  // of none, too
     }
     if (header.hash != hash0) {
       return {STRATA_FAILED_PRECONDITION, "rank " + std::to_string(layout_.places.in_group(r)) +
@@ -122,59 +121,6 @@ Status Agreement::decide(StepOutcome& outcome, double squares) {
   outcome.clip = clips ? std::min(1.0, outcome.max_norm / (outcome.norm + 1e-6)) : 1.0;
   outcome.grad_scale = static_cast<float>(outcome.clip / parts);
   return Ok();
-}
-
-Status Agreement::gather(Among among, uint64_t value, const std::string& what, std::vector<uint64_t>* all) {
-  CommOp op;
-  op.kind = CommOp::Kind::kAgree;
-  op.tag = (4ull << 32) | (fnv1a(what.data(), what.size()) & 0xffffffffu);  // ranks in different calls differ in it
-  op.label = what;
-  op.everyone = among == Among::kEveryone;
-  all->resize(static_cast<size_t>(op.everyone ? layout_.places.world.size : layout_.world));
-  op.exchange = {&value, all->data(), sizeof(value)};
-  return queue_.run(std::move(op));
-}
-
-// "rank 1, 3" for the ranks whose value is not `expected`; "" when there is none.
-std::string Agreement::others_than(Among among, const std::vector<uint64_t>& values, uint64_t expected) const {
-  std::string text;
-  for (int r = 0; r < static_cast<int>(values.size()); ++r) {
-    const int number = among == Among::kEveryone ? r : layout_.places.in_group(r);
-    if (values[static_cast<size_t>(r)] != expected) text += (text.empty() ? "rank " : ", ") + std::to_string(number);
-  }
-  return text;
-}
-
-// One gather when all is well; all ranks see the same hashes, so all of them go on to find the value that differs.
-Status Agreement::same(Among among, const std::vector<Value>& values, const std::string& what) {
-  uint64_t hash = fnv1a(nullptr, 0);
-  for (const auto& [name, value] : values) hash = fnv1a(&value, sizeof(value), hash);
-  std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(among, hash, what, &all));
-  if (others_than(among, all, all[0]).empty()) return Ok();
-  for (const auto& [name, value] : values) {
-    STRATA_RETURN_IF_ERROR(gather(among, value, what, &all));
-    const std::string differ = others_than(among, all, all[0]);
-    if (differ.empty()) continue;
-    const int first = among == Among::kEveryone ? 0 : layout_.places.in_group(0);
-    return {STRATA_FAILED_PRECONDITION, name + ": " + differ + " differs from rank " + std::to_string(first)};
-  }
-  return {STRATA_INTERNAL, "ranks differ in a value that is the same everywhere"};
-}
-
-Status Agreement::take_from_rank0(const std::string& what, uint64_t* value) {
-  std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(Among::kEveryone, *value, what, &all));
-  *value = all[0];
-  return Ok();
-}
-
-Status Agreement::all_ok(Among among, const Status& mine, const std::string& what) {
-  std::vector<uint64_t> all;
-  STRATA_RETURN_IF_ERROR(gather(among, static_cast<uint64_t>(mine.code()), what, &all));
-  if (!mine.ok()) return mine;
-  const std::string failed = others_than(among, all, STRATA_OK);
-  return failed.empty() ? Ok() : Status(STRATA_ABORTED, what + ": it failed on " + failed);
 }
 
 }  // namespace strata

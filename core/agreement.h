@@ -41,15 +41,6 @@ class Agreement {
   // Submits the agreement of this step. Of its arguments, those behind the first hash must be equal in the group, those
   // behind the second everywhere. Host thread.
   std::shared_ptr<StepOutcome> submit(uint64_t step, double max_norm, uint64_t group_hash, uint64_t world_hash);
-  enum class Among { kGroup, kEveryone };
-  // A number all ranks must have equal, and what it is.
-  using Value = std::pair<std::string, uint64_t>;
-  // Compares values; the error names the first that differs and the ranks that differ from rank 0.
-  Status same(Among among, const std::vector<Value>& values, const std::string& what);
-  // Gives every rank of the world rank 0's number.
-  Status take_from_rank0(const std::string& what, uint64_t* value);
-  // Ends a collective call: OK when it was OK on every rank, this rank's own error, or the ranks that failed.
-  Status all_ok(Among among, const Status& mine, const std::string& what);
 
  private:
   struct Header {
@@ -67,8 +58,6 @@ class Agreement {
   Status conclude_group(StepOutcome& outcome);
   Status conclude(StepOutcome& outcome);
   Status decide(StepOutcome& outcome, double squares);
-  Status gather(Among among, uint64_t value, const std::string& what, std::vector<uint64_t>* all);
-  std::string others_than(Among among, const std::vector<uint64_t>& values, uint64_t expected) const;
 
   const Registry& registry_;
   const Layout& layout_;

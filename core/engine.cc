@@ -12,8 +12,6 @@
 
 namespace strata {
 
-using Among = Agreement::Among;
-
 Engine::~Engine() { take_down(); }
 
 // Threads first: the update under way is finished, then the collective thread leaves.
@@ -56,8 +54,8 @@ Status Engine::release(uint32_t unit, const strata_stream* stream) {
   if (!settings_.check_weights) return weights_->release(unit, stream);
   const Status unwritten = undo_write(unit, stream);
   STRATA_RETURN_IF_ERROR(weights_->release(unit, stream));
-  return agreement_->all_ok(Among::kGroup, unwritten,
-                            "check_weights at the release of unit \"" + layout_.units[unit].name + "\"");
+  return consensus_.all_ok(Among::kGroup, unwritten,
+                           "check_weights at the release of unit \"" + layout_.units[unit].name + "\"");
 }
 
 Status Engine::undo_write(uint32_t unit, const strata_stream* stream) {
@@ -284,7 +282,7 @@ Status Engine::write_param(uint32_t param, const strata_tensor* value, int32_t r
   const std::string what = "strata_write_param(\"" + registry_->params[param].name + "\")";
   if (weights_->any_fetched()) return {STRATA_FAILED_PRECONDITION, what + ": a unit is still fetched"};
   STRATA_RETURN_IF_ERROR(between_steps(what));
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_write(param, value, root), what));
+  STRATA_RETURN_IF_ERROR(consensus_.all_ok(Among::kGroup, tensors_->check_write(param, value, root), what));
   STRATA_RETURN_IF_ERROR(queue_->or_fail(weights_->wait_for_readers().during(what)));
   return queue_->or_fail(tensors_->write(param, value, root).during(what));
 }
@@ -305,7 +303,7 @@ Status Engine::read_param(uint32_t param, const char* array, const strata_tensor
             what + ": gradients are added up on each rank and reduced after the last of the " +
                 std::to_string(gradients_->plan().micro_batches) + " micro-batches, " + std::to_string(in) + " are in"};
   }
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kGroup, tensors_->check_read(param, name, out), what));
+  STRATA_RETURN_IF_ERROR(consensus_.all_ok(Among::kGroup, tensors_->check_read(param, name, out), what));
   return queue_->or_fail(tensors_->read(param, name, out).during(what));
 }
 

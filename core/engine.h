@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/agreement.h"
+#include "core/consensus.h"
 #include "core/manifest/settings.h"
 #include "core/plan.h"
 #include "core/plugins/cores.h"
@@ -70,7 +71,9 @@ class Engine {
  private:
   Engine() = default;
   Status read_settings(const strata_engine_args& args);
-  Status open_plugins(const strata_engine_args& args);
+  Status open_among_ranks(const strata_engine_args& args);
+  Status meet(const strata_engine_args& args, strata_collective_caps* ranks);
+  Status open_plugins(const strata_engine_args& args, const strata_collective_caps& ranks);
   template <class Opened, class Api>
   Status open_plugin(const std::string& role, const std::string& name, const char* id, Opened* instance,
                      const Api** table);
@@ -78,6 +81,8 @@ class Engine {
   struct Greeting;
   Status greet(std::vector<Greeting>* all);
   Status find_place(const strata_collective_caps& ranks);
+  Status exchange(Among among, const std::string& what, const void* mine, void* all, uint64_t bytes);
+  Status or_abort(const Status& status) const;
   Collective& group() { return places_.parts() == 1 ? collective_ : split_; }
   void choose_cores(const std::vector<Greeting>& all);
   Status take_lender(const strata_lender* lender, const strata_collective_caps& ranks);
@@ -85,12 +90,13 @@ class Engine {
   Status open_tier(OffloadDevice where, std::unique_ptr<Tier>* out);
   Status open_host_device();
   Status agree_on_model();
-  std::vector<Agreement::Value> common_values() const;
+  std::vector<Consensus::Value> common_values() const;
   void build_parts();
   Status place_states();
   Status make_plan();
   void count_sums();
   std::string kept_state(TierKind tier) const;
+  std::string why_no_state() const;
   void warn_of_no_split() const;
   Status check_device_memory(uint64_t lent);
   std::string device_need() const;
@@ -112,7 +118,7 @@ class Engine {
   void log_breakdown();
   void start_progress();
   std::unique_ptr<Trace> make_trace();
-  void warn_of_idle_disks() const;
+  void warn_of_idle_tiers() const;
   const Tier* kept_tier(const Tier& tier) const;
   std::vector<strata_optim_group> step_groups(const strata_step_args* args) const;
   Status step_max_norm(const strata_step_args* args, double* out) const;
@@ -131,6 +137,8 @@ class Engine {
   strata_lender lender_{};  // of gradient memory; no functions: nothing is lent
   std::string job_;
   Places places_;
+  const Consensus consensus_{places_, [this](Among among, const std::string& what, const void* mine, void* all,
+                                             uint64_t bytes) { return exchange(among, what, mine, all, bytes); }};
   int local_world_ = 1;
   CoreShare cores_;
   std::vector<int> bound_to_;  // the CPUs of our threads; none: wherever the host program's may run

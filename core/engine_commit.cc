@@ -10,8 +10,6 @@
 
 namespace strata {
 
-using Among = Agreement::Among;
-
 Status Engine::add_group(const strata_group_args& args, uint32_t* out) {
   STRATA_RETURN_IF_ERROR(usable(false));
   STRATA_RETURN_IF_ERROR(registry_->add_group(args, out));
@@ -51,10 +49,10 @@ Status Engine::commit() {
   layout_ = make_layout(*registry_, static_cast<int>(zero.stage), places_,
                         static_cast<uint64_t>(zero.param_persistence_threshold), weight_tier_->kind() != kDeviceTier);
   build_parts();
-  STRATA_RETURN_IF_ERROR(queue_->or_fail(queue_->create_streams()));
+  const Status streams = queue_->create_streams();
   STRATA_RETURN_IF_ERROR(agree_on_model());
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, make_plan(), "memory plan"));
-  STRATA_RETURN_IF_ERROR(agreement_->all_ok(Among::kEveryone, allocate(), "allocation"));
+  STRATA_RETURN_IF_ERROR(consensus_.all_ok(Among::kEveryone, streams.ok() ? make_plan() : streams, "memory plan"));
+  STRATA_RETURN_IF_ERROR(consensus_.all_ok(Among::kEveryone, allocate(), "allocation"));
   run_.unit_steps.assign(registry_->units.size(), 0);
   committed_ = true;
   start_progress();
@@ -64,17 +62,17 @@ Status Engine::commit() {
 
 // Parts of a model have params of their own, and one run's settings.
 Status Engine::agree_on_model() {
-  std::vector<Agreement::Value> common = common_values();
-  const Agreement::Value registered = {"the registered units, params and groups", registry_->fingerprint()};
+  std::vector<Consensus::Value> common = common_values();
+  const Consensus::Value registered = {"the registered units, params and groups", registry_->fingerprint()};
   if (places_.parts() == 1) common.insert(common.begin(), registered);
-  STRATA_RETURN_IF_ERROR(agreement_->same(Among::kEveryone, common, "registration and settings"));
+  STRATA_RETURN_IF_ERROR(consensus_.same(Among::kEveryone, common, "registration and settings"));
   if (places_.parts() == 1) return Ok();
-  return agreement_->all_ok(Among::kEveryone, agreement_->same(Among::kGroup, {registered}, "registration"),
-                            "registration");
+  return consensus_.all_ok(Among::kEveryone, consensus_.same(Among::kGroup, {registered}, "registration"),
+                           "registration");
 }
 
 // What decides which collectives a rank issues, how large they are, and how weights that ranks share are updated.
-std::vector<Agreement::Value> Engine::common_values() const {
+std::vector<Consensus::Value> Engine::common_values() const {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto number = [](auto value) { return static_cast<uint64_t>(value); };
   const auto text = [](const std::string& value) { return fnv1a(value.data(), value.size()); };
@@ -108,9 +106,9 @@ void Engine::build_parts() {
   trace_ = make_trace();
   queue_ = std::make_unique<CommQueue>(device_, Comms{group(), collective_, places_}, deadline_, counters_, *trace_,
                                        bound_to_, on_failure);
-  weights_ = std::make_unique<Weights>(layout_, zero, device_, group(), *queue_,
-                                       Weights::Tiers{*weight_tier_, kept_tier(*weight_tier_)}, settings_.check_weights,
-                                       deadline_, counters_, *trace_);
+  weights_ =
+      std::make_unique<Weights>(layout_, settings_, device_, group(), *queue_,
+                                Weights::Tiers{*weight_tier_, kept_tier(*weight_tier_)}, deadline_, counters_, *trace_);
   state_places_ = std::make_unique<StatePlaces>(device_, *device_tier_, *state_tier_, kept_tier(*state_tier_),
                                                 layout_.units.size());
   gradients_ = std::make_unique<Gradients>(*registry_, layout_, zero, GradientPlan::of(settings_), device_, group(),
@@ -122,8 +120,8 @@ void Engine::build_parts() {
   tensors_ =
       std::make_unique<Tensors>(*registry_, layout_, device_, group(), *queue_, *weights_, *gradients_, *states_);
   updater_ = std::make_unique<Updater>(
-      *registry_, layout_, zero, device_, *gradients_, *weights_, *states_, deadline_, counters_, *trace_, bound_to_,
-      [queue = queue_.get()](const Status& status) { queue->fail(status); },
+      *registry_, layout_, settings_, device_, *gradients_, *weights_, *states_, deadline_, counters_, *trace_,
+      bound_to_, [queue = queue_.get()](const Status& status) { queue->fail(status); },
       [this](strata_log_level level, const std::string& text) { log(level, text); });
 }
 
@@ -219,39 +217,41 @@ Status Engine::make_plan() {
   if (first) warn_of_no_split();
   STRATA_RETURN_IF_ERROR(check_device_memory(lent));
   for (const Tier* tier : {state_tier_.get(), weight_tier_.get()}) {
-    if (tier->kind() == kNvmeTier) STRATA_RETURN_IF_ERROR(plan_.check_disk(tier->budget()));
+    if (tier->kind() != kNvmeTier) continue;
+    STRATA_RETURN_IF_ERROR(plan_.check_disk(places_.world.rank, tier->budget(), tier->budget_reason()));
   }
-  warn_of_idle_disks();
+  warn_of_idle_tiers();
   return plan_.check_host(!device_.is_asynchronous(), local_world_, settings_.host_memory_limit);
 }
 
 namespace {
-std::string key_that_keeps(const OffloadOptimizerSettings& offload, TierKind tier) {
-  return tier == kCpuTier ? "cpu_state_budget" : offload.ratio < 1 ? "ratio" : "device_state_budget";
+std::string what_keeps(const Settings& settings, TierKind tier) {
+  const bool by_ratio = settings.zero_optimization.offload_optimizer.ratio < 1;
+  const std::string key = tier == kCpuTier ? "cpu_state_budget" : by_ratio ? "ratio" : "device_state_budget";
+  return key + " = " + value_in_words(settings, "zero_optimization.offload_optimizer." + key);
 }
 }  // namespace
 
 // What keeps optimizer state in `tier`, which is not the one it is offloaded to, and how much; "" where that is it.
 std::string Engine::kept_state(TierKind tier) const {
   if (tier == state_tier_->kind() || states_->bytes(tier) == 0) return "";
-  const std::string key = key_that_keeps(settings_.zero_optimization.offload_optimizer, tier);
-  std::string value;
-  (void)setting_text(settings_, "zero_optimization.offload_optimizer." + key, &value);
   const uint64_t all = states_->bytes(kDeviceTier) + states_->bytes(kCpuTier) + states_->bytes(kNvmeTier);
-  return kept_note(states_->bytes(tier), all, key + " = " + value);
+  return kept_note(states_->bytes(tier), all, what_keeps(settings_, tier));
+}
+
+// Why nothing is left for the tier that optimizer state is offloaded to.
+std::string Engine::why_no_state() const {
+  std::string why;
+  for (const auto& [tier, place] : {std::pair{kDeviceTier, "on the device"}, {kCpuTier, "in host memory"}}) {
+    if (kept_state(tier).empty()) continue;
+    why += (why.empty() ? "" : " and ") + what_keeps(settings_, tier) + " keeps optimizer state " + place;
+  }
+  return why.empty() ? "no param is trained" : why;
 }
 
 void Engine::warn_of_no_split() const {
-  const OffloadOptimizerSettings& offload = settings_.zero_optimization.offload_optimizer;
-  if (!offload.split_update || states_->bytes(kCpuTier) > 0) return;
-  std::string why = "no param is trained";
-  if (states_->bytes(kDeviceTier) > 0) {
-    const std::string key = key_that_keeps(offload, kDeviceTier);
-    std::string value;
-    (void)setting_text(settings_, "zero_optimization.offload_optimizer." + key, &value);
-    why = key + " (" + value + ") keeps all optimizer state on the device";
-  }
-  log(STRATA_LOG_WARN, "zero_optimization.offload_optimizer.split_update has nothing to split: " + why);
+  if (!settings_.zero_optimization.offload_optimizer.split_update || states_->bytes(kCpuTier) > 0) return;
+  log(STRATA_LOG_WARN, "zero_optimization.offload_optimizer.split_update has nothing to split: " + why_no_state());
 }
 
 // Where the device says how much is free. `lent`: of the plan, what the host lends.
@@ -270,9 +270,8 @@ std::string Engine::device_need() const {
   const OffloadOptimizerSettings& offload = zero.offload_optimizer;
   std::string keys;
   const auto name = [&](bool counts, const std::string& key) {
-    std::string value;
-    if (!counts || !setting_text(settings_, "zero_optimization." + key, &value).ok()) return;
-    keys += (keys.empty() ? "" : ", ") + key + " (" + value + ")";
+    if (!counts) return;
+    keys += (keys.empty() ? "" : ", ") + key + " (" + value_in_words(settings_, "zero_optimization." + key) + ")";
   };
   name(offload.device_state_budget > 0, "offload_optimizer.device_state_budget");
   name(offload.ratio < 1, "offload_optimizer.ratio");
@@ -287,26 +286,16 @@ std::string Engine::device_need() const {
          " of it for optimizer state, by these settings of zero_optimization: " + keys;
 }
 
-// A disk that was asked for and holds nothing, and host memory that was given and keeps nothing.
-void Engine::warn_of_idle_disks() const {
-  const auto warn = [this](const std::string& what, uint64_t on_disk, uint64_t in_memory, const std::string& key,
-                           int64_t kept) {
-    const std::string setting = "zero_optimization." + key + " = " + std::to_string(kept);
-    if (on_disk == 0) {
-      log(STRATA_LOG_WARN, "no " + what + " on disk: all there is stays in memory (" + setting + ")");
-    } else if (kept > 0 && in_memory == 0) {
-      log(STRATA_LOG_WARN, setting + " keeps no " + what + ": it is less than the least part");
-    }
-  };
-  const OffloadParamSettings& param = settings_.zero_optimization.offload_param;
+// A tier that was asked for and holds nothing, and host memory that was given and keeps nothing.
+void Engine::warn_of_idle_tiers() const {
+  if (const std::string weights = weights_->idle_note(); !weights.empty()) log(STRATA_LOG_WARN, weights);
   const OffloadOptimizerSettings& state = settings_.zero_optimization.offload_optimizer;
-  if (param.device == OffloadDevice::kNvme) {
-    warn("weight shards", weights_->shard_bytes(kNvmeTier), weights_->shard_bytes(kCpuTier), "offload_param.max_in_cpu",
-         param.max_in_cpu);
-  }
-  if (state.device == OffloadDevice::kNvme) {
-    warn("optimizer state", states_->bytes(kNvmeTier), states_->bytes(kCpuTier), "offload_optimizer.cpu_state_budget",
-         state.cpu_state_budget);
+  if (state.device != OffloadDevice::kNvme) return;
+  if (states_->bytes(kNvmeTier) == 0) {
+    log(STRATA_LOG_WARN, "no optimizer state on disk: " + why_no_state());
+  } else if (state.cpu_state_budget > 0 && states_->bytes(kCpuTier) == 0) {
+    log(STRATA_LOG_WARN, "zero_optimization.offload_optimizer." + what_keeps(settings_, kCpuTier) +
+                             " keeps no optimizer state: it is less than the least part");
   }
 }
 

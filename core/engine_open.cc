@@ -1,14 +1,17 @@
 // engine_open.cc - how an engine comes up: the manifest, the log, the plugins in the order they need each other.
 //
-// The collective comes first, because only it knows rank and world; then the device, the tiers, the optimizer. The
-// checkpoint plugin waits for the first save or load. Nothing large is allocated here.
+// The collective comes first, because only it knows rank and world; then the device, the tiers, the optimizer. Once the
+// ranks have met, none leaves before all know how it went everywhere. The checkpoint plugin waits for the first save or
+// load. Nothing large is allocated here.
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "core/engine.h"
+#include "core/hash.h"
 #include "core/manifest/batch.h"
 #include "core/manifest/manifest.h"
+#include "core/manifest/manifest_rules.h"
 #include "core/plugins/library_dir.h"
 #include "core/plugins/log.h"
 
@@ -26,7 +29,7 @@ Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out
     e->sink_ = stderr_sink(e->log_rank_);
   }
   STRATA_RETURN_IF_ERROR(e->read_settings(args));
-  const Status opened = e->open_plugins(args);
+  const Status opened = e->open_among_ranks(args);
   e->log_plugins();
   STRATA_RETURN_IF_ERROR(opened);
   *out = std::move(e);
@@ -54,7 +57,6 @@ Status Engine::read_settings(const strata_engine_args& args) {
   if (args.plugin_dir) search.directories.push_back(args.plugin_dir);
   plugins_ = std::make_unique<PluginSet>(std::move(search), settings_.plugin_options);
   preset_options(settings_, plugins_.get());
-  STRATA_RETURN_IF_ERROR(plugins_->check_options(settings_));
   host_ = std::make_unique<Host>(sink_, settings_.log_level, 1, plugins_.get());
   for (const std::string& warning : warnings) log(STRATA_LOG_WARN, warning);
   return Ok();
@@ -76,7 +78,17 @@ void Engine::log_plugins() {
   for (const std::string& line : plugins_->take_log_lines()) log(level, line);
 }
 
-Status Engine::open_plugins(const strata_engine_args& args) {
+// What a rank finds wrong before it has met the others is told to them, too.
+Status Engine::open_among_ranks(const strata_engine_args& args) {
+  const Status checked = plugins_->check_options(settings_);
+  strata_collective_caps ranks;
+  const Status met = meet(args, &ranks);
+  if (!met.ok()) return checked.ok() ? met : checked;
+  const Status opened = checked.ok() ? open_plugins(args, ranks) : checked;
+  return ranks.world == 1 ? opened : consensus_.all_ok(Among::kEveryone, opened, "strata_open");
+}
+
+Status Engine::meet(const strata_engine_args& args, strata_collective_caps* ranks) {
   open_args_.struct_size = sizeof(open_args_);
   open_args_.host = host_->c();
   open_args_.deadline_ns = deadline_.count();
@@ -89,21 +101,29 @@ Status Engine::open_plugins(const strata_engine_args& args) {
   const strata_collective_api* collective = nullptr;
   STRATA_RETURN_IF_ERROR(
       open_plugin("collective", settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
-  strata_collective_caps ranks;
-  STRATA_RETURN_IF_ERROR(collective_.caps(&ranks));
-  open_args_.rank = ranks.rank;
-  open_args_.world = ranks.world;
+  STRATA_RETURN_IF_ERROR(collective_.caps(ranks));
+  open_args_.rank = ranks->rank;
+  open_args_.world = ranks->world;
   // By this name the ranks met, so it is the same on all of them: of the host, else of the launcher.
-  if (ranks.job && *ranks.job) job_ = ranks.job;
+  if (ranks->job && *ranks->job) job_ = ranks->job;
   open_args_.job = job_.empty() ? nullptr : job_.c_str();
-  if (ranks.world > 1) *log_rank_ = ranks.rank;
-  open_args_.local_rank = ranks.local_rank;
-  local_world_ = open_args_.local_world = ranks.local_world;
+  if (ranks->world > 1) *log_rank_ = ranks->rank;
+  open_args_.local_rank = ranks->local_rank;
+  local_world_ = open_args_.local_world = ranks->local_world;
   std::vector<Greeting> all;
   STRATA_RETURN_IF_ERROR(greet(&all));
-  STRATA_RETURN_IF_ERROR(find_place(ranks));
+  STRATA_RETURN_IF_ERROR(find_place(*ranks));
   choose_cores(all);
+  return Ok();
+}
 
+Status Engine::open_plugins(const strata_engine_args& args, const strata_collective_caps& ranks) {
+  const Status batch = resolve_batch(places_.data.size, &settings_);
+  STRATA_RETURN_IF_ERROR(places_.parts() > 1 ? batch.during("where world is the data-parallel size") : batch);
+  if (!settings_.trace.path.empty()) {
+    STRATA_RETURN_IF_ERROR(
+        find_directory(settings_.trace_parent()).during("trace.path: the directory it is made in is missing"));
+  }
   const strata_device_api* device = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin("device", settings_.plugins.device, STRATA_DEVICE, &device_, &device));
   strata_device_caps caps;
@@ -171,14 +191,8 @@ Status Engine::greet(std::vector<Greeting>* all) {
                          settings_.pipeline_model_parallel_size};
   all->assign(static_cast<size_t>(open_args_.world), mine);
   if (all->size() == 1) return Ok();
-  strata_coll_args call{};
-  call.struct_size = sizeof(call);
-  call.label = "the place and the CPUs of each rank";
-  call.tag = 5ull << 32;
-  call.deadline_ns = deadline_.count();
-  const strata_status code = collective_.api()->exchange(collective_.self(), &mine, all->data(), sizeof(mine), &call);
-  STRATA_RETURN_IF_ERROR(take_failure(code).during(call.label));
-  add(counters_.agree_bytes, sizeof(mine) * (all->size() - 1));
+  const char* const what = "the place and the CPUs of each rank";
+  STRATA_RETURN_IF_ERROR(exchange(Among::kEveryone, what, &mine, all->data(), sizeof(mine)));
   std::vector<int64_t> tensors, stages;
   for (const Greeting& one : *all) {
     tensors.push_back(one.tensors);
@@ -186,6 +200,36 @@ Status Engine::greet(std::vector<Greeting>* all) {
   }
   STRATA_RETURN_IF_ERROR(same_on_all("tensor_model_parallel_size", tensors));
   return same_on_all("pipeline_model_parallel_size", stages);
+}
+
+// Bytes of every rank of the group or the world, to all of them. Once there is a queue it has every collective.
+Status Engine::exchange(Among among, const std::string& what, const void* mine, void* all, uint64_t bytes) {
+  const uint64_t tag = (4ull << 32) | (fnv1a(what.data(), what.size()) & 0xffffffffu);  // calls differ in it
+  if (queue_) {
+    CommOp op;
+    op.kind = CommOp::Kind::kAgree;
+    op.tag = tag;
+    op.label = what;
+    op.everyone = among == Among::kEveryone;
+    op.exchange = {mine, all, bytes};
+    return queue_->run(std::move(op));
+  }
+  strata_coll_args call{};
+  call.struct_size = sizeof(call);
+  call.label = what.c_str();
+  call.tag = tag;
+  call.deadline_ns = deadline_.count();
+  const strata_status code = collective_.api()->exchange(collective_.self(), mine, all, bytes, &call);
+  STRATA_RETURN_IF_ERROR(or_abort(take_failure(code).during(what)));
+  add(counters_.agree_bytes, bytes * static_cast<uint64_t>(open_args_.world - 1));
+  return Ok();
+}
+
+// Where ranks cannot agree on an error, those that wait for this one hear of it at once. Later the queue does this.
+Status Engine::or_abort(const Status& status) const {
+  const std::string text = "rank " + std::to_string(open_args_.rank) + ": " + status.text();
+  if (!status.ok()) collective_.api()->abort(collective_.self(), status.code(), text.c_str());
+  return status;
 }
 
 // Ranks that may use the same CPUs of a machine divide them.
@@ -210,10 +254,7 @@ void Engine::choose_cores(const std::vector<Greeting>& all) {
 Status Engine::find_place(const strata_collective_caps& ranks) {
   const int64_t tensors = settings_.tensor_model_parallel_size, stages = settings_.pipeline_model_parallel_size;
   STRATA_RETURN_IF_ERROR(Places::find(ranks.rank, ranks.world, tensors, stages, &places_));
-  const bool parts = places_.parts() > 1;
-  const Status batch = resolve_batch(places_.data.size, &settings_);
-  STRATA_RETURN_IF_ERROR(parts ? batch.during("where world is the data-parallel size") : batch);
-  if (!parts || places_.data.size == 1) return Ok();
+  if (places_.parts() == 1 || places_.data.size == 1) return Ok();
   const std::string label = "split into tensor_model_parallel_size " + std::to_string(tensors) +
                             " x pipeline_model_parallel_size " + std::to_string(stages) + " groups";
   strata_coll_args args{};
@@ -221,8 +262,8 @@ Status Engine::find_place(const strata_collective_caps& ranks) {
   args.tag = (7ull << 32) | static_cast<uint64_t>(tensors) << 16 | static_cast<uint64_t>(stages);
   args.label = label.c_str();
   args.deadline_ns = deadline_.count();
-  return collective_.split(places_.part(), places_.data.rank, args, &split_)
-      .during("plugins.collective = \"" + settings_.plugins.collective + "\", " + label);
+  return or_abort(collective_.split(places_.part(), places_.data.rank, args, &split_)
+                      .during("plugins.collective = \"" + settings_.plugins.collective + "\", " + label));
 }
 
 // Gradient memory is borrowed only where it can be: on a device with streams, from which the collective reduces.
@@ -260,10 +301,7 @@ Status Engine::check_device(const strata_collective_caps& ranks) const {
     const bool pins = (state == OffloadDevice::kNvme && zero.offload_optimizer.pin_memory) ||
                       (weights == OffloadDevice::kNvme && zero.offload_param.pin_memory);
     if (pins) log(STRATA_LOG_WARN, "pin_memory has no effect beside nvme: " + device + " has no memory of its own");
-    if (!zero.offload_optimizer.uses_device()) return Ok();
-    return {STRATA_FAILED_PRECONDITION, device +
-                                            " has no memory of its own: split_update, device_state_budget and ratio of "
-                                            "zero_optimization.offload_optimizer need one that has"};
+    return refuse_part_of_host_device(settings_);
   }
   if (weights == OffloadDevice::kNone || state != OffloadDevice::kNone) return Ok();
   return {STRATA_UNIMPLEMENTED, device +
@@ -306,9 +344,9 @@ Status Engine::open_host_device() {
 Status Engine::open_checkpoint() {
   if (snapshot_) return Ok();
   const strata_checkpoint_api* table = nullptr;
-  STRATA_RETURN_IF_ERROR(
-      open_plugin("checkpoint", settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table));
-  snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, *agreement_, *weights_, *states_, *tensors_);
+  const Status mine = open_plugin("checkpoint", settings_.plugins.checkpoint, STRATA_CHECKPOINT, &checkpoint_, &table);
+  STRATA_RETURN_IF_ERROR(consensus_.all_ok(Among::kEveryone, mine, "opening the checkpoint plugin"));
+  snapshot_ = std::make_unique<Snapshot>(*registry_, layout_, checkpoint_, consensus_, *weights_, *states_, *tensors_);
   return Ok();
 }
 

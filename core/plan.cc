@@ -45,9 +45,9 @@ std::string kept_note(uint64_t kept, uint64_t all, const std::string& setting) {
   return std::string(percent) + " of it, by " + setting;
 }
 
-std::string buffers_note(uint64_t count, uint64_t elements, uint64_t asked, const std::string& why) {
-  return std::to_string(count) + " of " + std::to_string(elements) + " elements, buffer_size " + std::to_string(asked) +
-         (elements == asked ? "" : ": " + why);
+std::string buffers_note(uint64_t count, uint64_t elements, uint64_t asked, bool is_given, const std::string& why) {
+  return std::to_string(count) + " of " + std::to_string(elements) + " elements, " + (is_given ? "" : "the default ") +
+         "buffer_size " + std::to_string(asked) + (elements == asked ? "" : ": " + why);
 }
 
 void Plan::set(const std::string& what, TierKind tier, uint64_t bytes) {
@@ -106,13 +106,13 @@ uint64_t host_limit(int64_t configured, std::string* origin) {
   return total;
 }
 
-Status Plan::check_disk(uint64_t budget) const {
+Status Plan::check_disk(int rank, uint64_t budget, const std::string& reason) const {
   if (in(kNvmeTier) <= budget) return Ok();
-  return {STRATA_RESOURCE_EXHAUSTED, "the plan needs " + bytes_text(in(kNvmeTier)) +
-                                         " on nvme for this rank, and the disks of nvme_path have " +
-                                         bytes_text(budget) +
-                                         " for it: free some, name more disks, use more ranks, or keep more in memory "
-                                         "with offload_optimizer.cpu_state_budget or offload_param.max_in_cpu"};
+  return {STRATA_RESOURCE_EXHAUSTED, "the plan needs " + bytes_text(in(kNvmeTier)) + " on nvme for rank " +
+                                         std::to_string(rank) + ", which may take " + bytes_text(budget) +
+                                         " there: " + reason + (reason.empty() ? "" : ", ") +
+                                         "use more ranks, or keep more in memory with "
+                                         "offload_optimizer.cpu_state_budget or offload_param.max_in_cpu"};
 }
 
 Status Plan::check_host(bool device_in_ram, int local_world, int64_t configured_limit) const {

@@ -23,8 +23,8 @@ struct PlanItem {
 
 // "41.3 % of it, by cpu_state_budget = 1000000": what a budget came to.
 std::string kept_note(uint64_t kept, uint64_t all, const std::string& setting);
-// "4 of 999424 elements, buffer_size 1000000: why it is not that".
-std::string buffers_note(uint64_t count, uint64_t elements, uint64_t asked, const std::string& why);
+// "4 of 999424 elements, buffer_size 1000000: why it is not that". `is_given`: it is not the default.
+std::string buffers_note(uint64_t count, uint64_t elements, uint64_t asked, bool is_given, const std::string& why);
 
 struct Plan {
   std::deque<PlanItem> items;  // a host may keep their names
@@ -39,8 +39,8 @@ struct Plan {
   uint64_t pinned() const;
   // One line per item and one per tier, for the log.
   std::vector<std::string> lines() const;
-  // Bytes on disk of this rank against what its tier may take.
-  Status check_disk(uint64_t budget) const;
+  // Bytes on disk of `rank` against what its tier may take, for a reason that the tier gives.
+  Status check_disk(int rank, uint64_t budget, const std::string& reason) const;
   // Host RAM of the ranks of this machine against its limit. `device_in_ram`: the device tier is RAM, too.
   Status check_host(bool device_in_ram, int local_world, int64_t configured_limit) const;
 };

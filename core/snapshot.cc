@@ -10,8 +10,6 @@
 
 namespace strata {
 
-using Among = Agreement::Among;
-
 namespace {
 
 constexpr uint64_t kLoadElements = 1u << 18;  // read from the file at once
@@ -142,12 +140,12 @@ const strata_ckpt_save_args* Snapshot::Description::finish(const char* root, con
   return &args;
 }
 
-Snapshot::Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, Agreement& agreement,
-                   Weights& weights, States& states, Tensors& tensors)
+Snapshot::Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint,
+                   const Consensus& consensus, Weights& weights, States& states, Tensors& tensors)
     : registry_(registry),
       layout_(layout),
       checkpoint_(checkpoint),
-      agreement_(agreement),
+      consensus_(consensus),
       weights_(weights),
       states_(states),
       tensors_(tensors) {}
@@ -176,7 +174,7 @@ Status Snapshot::save(const std::string& root, const std::string& tag, const Run
 Status Snapshot::make_room(ModelParts& parts, const std::string& what) {
   if (layout_.places.parts() == 1) return Ok();
   const Status mine = layout_.places.world.rank == 0 ? parts.make_room() : Ok();
-  return agreement_.all_ok(Among::kEveryone, mine.during(what), what);
+  return consensus_.all_ok(Among::kEveryone, mine, what);
 }
 
 Status Snapshot::publish_parts(const ModelParts& parts, const Status& committed, const std::string& what) {
@@ -184,7 +182,7 @@ Status Snapshot::publish_parts(const ModelParts& parts, const Status& committed,
   const bool mine = layout_.places.world.rank == 0;
   if (!committed.ok() && mine) parts.abandon();
   if (!committed.ok()) return committed;
-  return agreement_.all_ok(Among::kEveryone, (mine ? parts.publish() : Ok()).during(what), what);
+  return consensus_.all_ok(Among::kEveryone, mine ? parts.publish() : Ok(), what);
 }
 
 Status Snapshot::export_weights(const std::string& path) {
@@ -203,9 +201,9 @@ Status Snapshot::export_weights(const std::string& path) {
 
 Status Snapshot::begin_save(const std::string& what, uint64_t* save_id) {
   STRATA_RETURN_IF_ERROR(
-      agreement_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
+      consensus_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
   *save_id = new_save_id();
-  return agreement_.take_from_rank0(what, save_id);
+  return consensus_.take_from_rank0(what, save_id);
 }
 
 Status Snapshot::write_weights(const strata_ckpt_save_args* args, const std::string& what, strata_ckpt_save** save) {
@@ -218,15 +216,14 @@ Status Snapshot::write_weights(const strata_ckpt_save_args* args, const std::str
 
 // Where a phase failed on any rank, what was written goes away on all.
 Status Snapshot::end_phase(const Status& mine, const std::string& what, strata_ckpt_save* save) {
-  Status all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
+  Status all = consensus_.all_ok(Among::kEveryone, mine, what);
   if (!all.ok() && save) checkpoint_.api()->abandon(checkpoint_.self(), save);
   return all;
 }
 
 // Rank 0 publishes; the others learn whether it did.
 Status Snapshot::publish(const std::string& what, strata_ckpt_save* save) {
-  return agreement_.all_ok(Among::kEveryone,
-                           take_failure(checkpoint_.api()->commit(checkpoint_.self(), save)).during(what), what);
+  return consensus_.all_ok(Among::kEveryone, take_failure(checkpoint_.api()->commit(checkpoint_.self(), save)), what);
 }
 
 // ---- loading -----------------------------------------------------------------------------------------------------
@@ -234,7 +231,7 @@ Status Snapshot::publish(const std::string& what, strata_ckpt_save* save) {
 Status Snapshot::load(const std::string& root, const char* tag, RunState* run, bool* changed) {
   const std::string what = "load of \"" + root + "/" + (tag ? tag : "(latest)") + "\"";
   STRATA_RETURN_IF_ERROR(
-      agreement_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
+      consensus_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
   const auto* api = checkpoint_.api();
   strata_ckpt_load* load = nullptr;
   strata_ckpt_info info{};
@@ -249,15 +246,15 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   if (mine.ok()) mine = load_run(info, &found);
   if (mine.ok()) mine = match_params(info, &places);
   Status all = found_alike(mine, what);
-  if (all.ok()) all = agreement_.all_ok(Among::kEveryone, mine.during(what), what);
+  if (all.ok()) all = consensus_.all_ok(Among::kEveryone, mine, what);
   const auto tag_hash = [&info] { return fnv1a(info.tag, std::strlen(info.tag)); };
   if (all.ok()) {  // a save that replaces it meanwhile would show some ranks the old one
-    const std::vector<Agreement::Value> common = {{what + " (tag)", tag_hash()}, {what + " (save)", found.save_id}};
-    all = agreement_.same(Among::kEveryone, common, what);
+    const std::vector<Consensus::Value> common = {{what + " (tag)", tag_hash()}, {what + " (save)", found.save_id}};
+    all = consensus_.same(Among::kEveryone, common, what);
   }
   if (all.ok()) {
     *changed = true;  // nothing was up to here
-    all = agreement_.all_ok(Among::kEveryone, load_tensors(load, places).during(what), what);
+    all = consensus_.all_ok(Among::kEveryone, load_tensors(load, places), what);
   }
   if (load) api->load_close(load);
   if (all.ok()) *run = std::move(found);
@@ -267,7 +264,7 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
 // NOT_FOUND lets a run start anew, so no rank may see it where another one finds a checkpoint.
 Status Snapshot::found_alike(const Status& mine, const std::string& what) {
   const uint64_t nothing = mine.code() == STRATA_NOT_FOUND ? 1 : 0;
-  const Status alike = agreement_.same(Among::kEveryone, {{what + ": whether it is there", nothing}}, what);
+  const Status alike = consensus_.same(Among::kEveryone, {{what + ": whether it is there", nothing}}, what);
   return alike.ok() || mine.ok() ? alike : Status(alike.code(), alike.text() + "; here: " + mine.text());
 }
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "core/agreement.h"
 #include "core/backends.h"
+#include "core/consensus.h"
 #include "core/model_parts.h"
 #include "core/tensors.h"
 
@@ -26,7 +26,7 @@ struct RunState {
 
 class Snapshot {
  public:
-  Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, Agreement& agreement,
+  Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, const Consensus& consensus,
            Weights& weights, States& states, Tensors& tensors);
 
   // `weights`: the checkpoint has the one weight file in it.
@@ -52,7 +52,7 @@ class Snapshot {
   const Registry& registry_;
   const Layout& layout_;
   const Checkpoint& checkpoint_;
-  Agreement& agreement_;
+  const Consensus& consensus_;
   Weights& weights_;
   States& states_;
   Tensors& tensors_;

@@ -71,6 +71,7 @@ class Tier {
   bool addressable() const { return addressable_; }
   // What regions together never exceed; of an offload plugin.
   uint64_t budget() const { return budget_; }
+  const std::string& budget_reason() const { return budget_reason_; }
   // How long it has had transfers under way; 0 where that is not known.
   uint64_t busy_ns() const;
 
@@ -101,6 +102,7 @@ class Tier {
   Counters* counters_;
   bool addressable_ = true;
   uint64_t budget_ = UINT64_MAX;
+  std::string budget_reason_;  // "": the plugin does not say
 };
 
 }  // namespace strata

@@ -10,6 +10,7 @@
 
 #include "core/manifest/batch.h"
 #include "core/manifest/manifest.h"
+#include "core/manifest/manifest_rules.h"
 #include "core/manifest/plugin_toml.h"
 #include "core/places.h"
 #include "core/plugins/plugins.h"
@@ -96,6 +97,28 @@ bool some_plugin_opens_others(const PluginSet& plugins) {
   return false;
 }
 
+// Directories that nobody makes and that are not here. They are for the machines that train to have.
+std::vector<std::string> missing_directories(const Settings& s) {
+  std::vector<std::string> warnings;
+  const auto look = [&](const std::string& key, const std::string& path, const std::string& role) {
+    const Status found = find_directory(path);
+    if (found.ok()) return;
+    warnings.push_back(s.origin(key) + ": `" + key + "`: " + found.text() + "; " + role +
+                       " has to be there: strata_open does not make it and refuses to start");
+  };
+  const ZeroSettings& zero = s.zero_optimization;
+  const std::string z = "zero_optimization.", state = z + "offload_optimizer.nvme_path",
+                    param = z + "offload_param.nvme_path";
+  const bool state_on_disk = zero.offload_optimizer.device == OffloadDevice::kNvme;
+  const bool param_on_disk = zero.offload_param.device == OffloadDevice::kNvme;
+  const std::string& paths = state_on_disk ? zero.offload_optimizer.nvme_path : zero.offload_param.nvme_path;
+  if (state_on_disk || param_on_disk) {
+    for (const std::string& path : s.resolve_each(paths)) look(state_on_disk ? state : param, path, "it");
+  }
+  if (!s.trace.path.empty()) look("trace.path", s.trace_parent(), "the directory it is made in");
+  return warnings;
+}
+
 // The batch rule can be asked unless one of its numbers was given and could not be read.
 bool knows_batch(const Settings& s) {
   return (s.train_batch_size > 0 || !s.is_given("train_batch_size")) &&
@@ -120,6 +143,9 @@ int check(const CheckArgs& args) {
   Findings findings;
   findings.add(read_manifest(args.manifest, args.overrides, &settings, &warnings));
   const bool is_toml = !settings.manifest_name.empty();
+  if (is_toml) {
+    for (const std::string& warning : missing_directories(settings)) warnings.push_back(warning);
+  }
   for (const std::string& warning : warnings) std::cout << "warning: " << warning << "\n";
   if (is_toml) {
     const std::vector<Role> roles = roles_of(settings);
@@ -128,6 +154,8 @@ int check(const CheckArgs& args) {
     findings.add(plugins.check_options(settings));
     std::vector<std::string> lines;
     for (const Role& role : roles) lines.push_back(resolve(role, settings, &plugins, &findings));
+    // What a device is says an open one, but this one is known.
+    if (settings.plugins.device == "device_host") findings.add(refuse_part_of_host_device(settings));
     // After any error, what has no effect may follow from it.
     if (findings.empty() && !some_plugin_opens_others(plugins)) findings.add(plugins.check_all_used());
     const int64_t tensors = settings.tensor_model_parallel_size, stages = settings.pipeline_model_parallel_size;

@@ -71,7 +71,7 @@ int run(int argc, char** argv) {
       "anything\n"
       "else; which keys exclude each other while a value is wrong; which [plugin.NAME] sections have no effect while\n"
       "there is any other error. What only an open plugin knows (ranges of its options, memory, devices, other ranks)\n"
-      "shows at strata_open.");
+      "shows at strata_open. A directory that is not on this machine is a warning.");
   const CLI::Validator assignment(
       [](const std::string& text) {
         return text.find('=') != std::string::npos ? std::string() : "\"" + text + "\" is not KEY=VALUE";

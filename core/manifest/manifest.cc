@@ -391,6 +391,13 @@ Settings default_settings() {
   return defaults;
 }
 
+Status find_directory(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return Ok();
+  const bool is_there = std::filesystem::exists(path, error);
+  return {STRATA_NOT_FOUND, path + (is_there ? ": is no directory" : ": no such directory")};
+}
+
 Status read_manifest_text(const std::string& text, const std::string& name, const Overrides& overrides,
                           Settings* settings, std::vector<std::string>* warnings) {
   std::vector<TomlEntry> entries;

@@ -32,4 +32,7 @@ Status read_manifest_text(const std::string& text, const std::string& name, cons
 // What an empty manifest gives.
 Settings default_settings();
 
+// NOT_FOUND unless a directory that a manifest names, and that nobody makes, is there.
+Status find_directory(const std::string& path);
+
 }  // namespace strata

@@ -79,6 +79,8 @@ bool is_manifest_section(std::string_view path);
 std::string key_type_name(const ManifestKey& key);
 // The value of a key as text, words for choices; NOT_FOUND for an unknown key.
 Status setting_text(const Settings& settings, const std::string& path, std::string* text);
+// The value of a key that there is, as an error cites it: "4000000", or "1000000000, the default" where nobody gave it.
+std::string value_in_words(const Settings& settings, const std::string& path);
 // "0 to 3", "0 or more"; "" when there is no range.
 std::string key_range_name(const ManifestKey& key);
 

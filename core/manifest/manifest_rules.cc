@@ -1,5 +1,7 @@
 #include "core/manifest/manifest_rules.h"
 
+#include "core/manifest/manifest_keys.h"
+
 namespace strata {
 namespace {
 
@@ -82,22 +84,23 @@ struct Rules {
   }
 
   void offload_optimizer() {
-    const OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
+    OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
     tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "buffer_size", "cpu_state_budget", "fast_init"});
     device_part(o);
   }
 
   // Part of an offloaded update on the device.
-  void device_part(const OffloadOptimizerSettings& o) {
+  void device_part(OffloadOptimizerSettings& o) {
     const std::string origin = " (" + s.origin(kOptimizer + "device") + ")";
     if (o.device == OffloadDevice::kNone) {
       for (const char* key : {"ratio", "device_state_budget", "split_update", "split_share"})
         no_effect(kOptimizer + key, kOptimizer + "device",
                   "`" + kOptimizer + "device` is \"none\"" + origin + ": all of it is on the device");
+      o.split_update = false, o.device_state_budget = 0, o.ratio = 1;  // what remains after a warning must happen
     } else if (!o.split_update) {
       no_effect(kOptimizer + "split_share", kOptimizer + "split_update", "`" + kOptimizer + "split_update` is false");
     }
-    if (o.device == OffloadDevice::kNone || !o.uses_device())
+    if (!o.uses_device())
       no_effect("plugins.device_optimizer", kOptimizer + "split_update", "the device has no part in the update");
     if (o.device == OffloadDevice::kNvme && o.split_update)
       error(kOptimizer + "split_update", "= true streams state from host memory, and `" + kOptimizer +
@@ -165,6 +168,24 @@ struct Rules {
 };
 
 }  // namespace
+
+Status refuse_part_of_host_device(const Settings& settings) {
+  const OffloadOptimizerSettings& o = settings.zero_optimization.offload_optimizer;
+  std::string lines;
+  const auto refuse = [&](bool asks, const char* key, const char* what) {
+    const std::string path = kOptimizer + key;
+    if (!asks || o.device == OffloadDevice::kNone) return;
+    lines += (lines.empty() ? "" : "\n") + settings.origin(path) + ": `" + path +
+             "` = " + value_in_words(settings, path) + " " + what + " the device, but `plugins.device` = \"" +
+             settings.plugins.device + "\" (" + settings.origin("plugins.device") +
+             ") has no memory of its own: the host updates all of the state. Remove the key, or choose a device that " +
+             "has, as \"device_cuda\"";
+  };
+  refuse(o.split_update, "split_update", "copies a share of the state, for its update, into memory of");
+  refuse(o.device_state_budget > 0, "device_state_budget", "keeps state that fits in memory of");
+  refuse(o.ratio < 1, "ratio", "keeps the rest of the state in memory of");
+  return lines.empty() ? Ok() : Status(STRATA_FAILED_PRECONDITION, lines);
+}
 
 void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* errors,
                           std::vector<ManifestFinding>* warnings) {

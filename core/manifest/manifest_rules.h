@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/manifest/settings.h"
+#include "core/status.h"
 
 namespace strata {
 
@@ -18,5 +19,8 @@ struct ManifestFinding {
 // (adam_w_mode with type = "Adam").
 void apply_manifest_rules(Settings* settings, std::vector<ManifestFinding>* errors,
                           std::vector<ManifestFinding>* warnings);
+
+// Where plugins.device has no memory of its own: a line for each key that gives it a part in the offloaded update.
+Status refuse_part_of_host_device(const Settings& settings);
 
 }  // namespace strata

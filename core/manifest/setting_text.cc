@@ -70,4 +70,10 @@ Status setting_text(const Settings& settings, const std::string& path, std::stri
   return Ok();
 }
 
+std::string value_in_words(const Settings& settings, const std::string& path) {
+  std::string text;
+  (void)setting_text(settings, path, &text);
+  return settings.is_given(path) ? text : text + ", the default";
+}
+
 }  // namespace strata

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <sstream>
 #include <string>
@@ -151,15 +152,25 @@ struct Settings {
     return path.empty() || path.front() == '/' ? path : manifest_dir + "/" + path;
   }
   // The same for each of several, with commas between.
-  std::string resolve_list(const std::string& paths) const {
-    std::string all;
+  std::vector<std::string> resolve_each(const std::string& paths) const {
+    std::vector<std::string> all;
     std::istringstream list(paths);
     for (std::string path; std::getline(list, path, ',');) {
       path.erase(0, path.find_first_not_of(" \t"));
       path.erase(path.find_last_not_of(" \t") + 1);
-      if (!path.empty()) all += (all.empty() ? "" : ", ") + resolve(path);
+      if (!path.empty()) all.push_back(resolve(path));
     }
     return all;
+  }
+  std::string resolve_list(const std::string& paths) const {
+    std::string all;
+    for (const std::string& path : resolve_each(paths)) all += (all.empty() ? "" : ", ") + path;
+    return all;
+  }
+  // The directory in which that of the trace is made if need be.
+  std::string trace_parent() const {
+    const std::filesystem::path path = resolve(trace.path);
+    return (path.has_filename() ? path : path.parent_path()).parent_path();
   }
 };
 

@@ -73,13 +73,54 @@ TomlValue value_of(const toml::node& node) {
 void flatten(const toml::table& table, const std::string& parent, const std::string& name,
              std::vector<Positioned>* out) {
   for (const auto& [key, node] : table) {
-    // Sections opened by their children only have no position of their own: the node's is the best there is.
-    const toml::source_position at = key.source().begin ? key.source().begin : node.source().begin;
+    // A section that its children opened before its own header is where that is.
+    const bool headed_later = node.source().begin.line > key.source().begin.line;
+    const toml::source_position at = headed_later ? node.source().begin : key.source().begin;
     const std::string path = join(parent, key.str());
     const std::string where = name + ":" + std::to_string(at.line) + ":" + std::to_string(at.column);
     out->push_back({{path, value_of(node), where}, at.line, at.column});
     if (const toml::table* child = node.as_table()) flatten(*child, path, name, out);
   }
+}
+
+// `line`: of the error, if there is one.
+Status flatten_text(const std::string& text, const std::string& name, std::vector<Positioned>* out, uint32_t* line) {
+  try {
+    flatten(toml::parse(std::string_view(text)), "", name, out);
+    return Ok();
+  } catch (const toml::parse_error& e) {
+    const toml::source_position at = e.source().begin;
+    *line = at.line;
+    return {STRATA_INVALID_ARGUMENT, name + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": " +
+                                         printable(e.description(), 300)};
+  }
+}
+
+// "; it first stands at m.toml:3:1" about what `line` may not define again; "" where that is not simple to tell: in an
+// inline value, in an array of tables, with a '=' in its name.
+std::string first_definition(const std::string& text, const std::string& name, uint32_t line) {
+  size_t begin = 0;
+  for (uint32_t l = 1; l < line; ++l) begin = text.find('\n', begin) + 1;
+  const std::string before = text.substr(0, begin), mark = "the-section-this-line-is-in";
+  std::string again = text.substr(begin, text.find_first_of("\r\n", begin) - begin);
+  const bool is_header = again.find_first_not_of(" \t") == again.find('[');
+  if (!is_header) again = again.substr(0, again.find('=')) + "=0";
+  std::vector<Positioned> first, second, both;
+  const auto reads = [&](const std::string& part, auto* out) { return flatten_text(part, name, out, &line).ok(); };
+  // Where `before` goes on with the bare key or header, it is the value that is wrong.
+  if (!reads(again, &second) || second.empty() || !reads(before + mark + "=0", &first) || reads(before + again, &both))
+    return "";
+  const auto here = std::find_if(first.begin(), first.end(), [&](auto& p) { return leaf_of(p.entry.path) == mark; });
+  if (here == first.end() && !is_header) return "";
+  const std::string section = is_header ? "" : parent_of(here->entry.path);
+  const std::string whole = (section.empty() ? "" : section + ".") + second.back().entry.path;
+  for (std::string path = whole; path != section; path = parent_of(path)) {
+    for (const Positioned& p : first) {
+      if (p.entry.path != path) continue;
+      return path == whole || p.entry.value.kind != Kind::kArray ? "; it first stands at " + p.entry.where : "";
+    }
+  }
+  return "";
 }
 
 }  // namespace
@@ -108,13 +149,10 @@ Status read_text_file(const std::filesystem::path& path, size_t max_bytes, std::
 
 Status parse_toml(const std::string& text, const std::string& name, std::vector<TomlEntry>* entries) {
   std::vector<Positioned> found;
-  try {
-    flatten(toml::parse(std::string_view(text)), "", name, &found);
-  } catch (const toml::parse_error& e) {
-    const toml::source_position at = e.source().begin;
-    return {STRATA_INVALID_ARGUMENT, name + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": " +
-                                         printable(e.description(), 300)};
-  }
+  uint32_t line = 0;
+  const Status read = flatten_text(text, name, &found, &line);
+  const bool again = read.text().find(" existing ") != std::string::npos;
+  if (!read.ok()) return {read.code(), read.text() + (again ? first_definition(text, name, line) : "")};
   std::stable_sort(found.begin(), found.end(), [](const Positioned& a, const Positioned& b) {
     return a.line != b.line ? a.line < b.line : a.column < b.column;
   });

@@ -18,7 +18,7 @@ uint64_t HostLane::buffer_bytes() const {
 std::string HostLane::buffer_note() const {
   if (shape_.asked == 0) return "";
   const uint64_t elements = states_.largest_buffer(shape_.part, true).elements;
-  return buffers_note(shape_.count, elements, shape_.asked,
+  return buffers_note(shape_.count, elements, shape_.asked, shape_.is_given,
                       elements < shape_.part ? "no part of a unit is larger" : shape_.why);
 }
 

@@ -21,6 +21,7 @@ class HostLane {
     uint64_t count;  // 0: as many as fit into kBufferBytes
     uint64_t ahead;
     uint64_t asked;   // for parts on disk: buffer_size; 0: there are none
+    bool is_given;    // it is not the default
     std::string why;  // `part` is not what was asked for
   };
   HostLane(const Layout& layout, const Device& device, const States& states, const Weights& weights,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/fpu.h"
+#include "core/manifest/manifest_keys.h"
 #include "core/plugins/cores.h"
 
 namespace strata {
@@ -13,30 +14,30 @@ namespace {
 constexpr uint64_t kFromDisk = uint64_t{4} << 20;  // elements of a part that is read and written
 
 // A part is a sub-group, or as much of one as a buffer holds: the device lane's are for kStreamed.
-HostLane::Buffers update_buffers(const ZeroSettings& settings) {
-  const OffloadOptimizerSettings& offload = settings.offload_optimizer;
+HostLane::Buffers update_buffers(const Settings& settings) {
+  const OffloadOptimizerSettings& offload = settings.zero_optimization.offload_optimizer;
   const bool nvme = offload.device == OffloadDevice::kNvme;
-  auto part = static_cast<uint64_t>(settings.sub_group_size);
-  std::string why = "sub_group_size is " + std::to_string(part);
+  auto part = static_cast<uint64_t>(settings.zero_optimization.sub_group_size);
+  std::string why = "sub_group_size is " + value_in_words(settings, "zero_optimization.sub_group_size");
   if (offload.uses_device() && part > DeviceLane::kStreamed) {
     part = DeviceLane::kStreamed;
     why = "beside parts that the device updates it is at most " + std::to_string(part);
   }
   const auto round = [](uint64_t n) { return std::max(kShardElements, n / kShardElements * kShardElements); };
-  if (!nvme) return {round(part), 0, 1, 0, ""};
+  if (!nvme) return {round(part), 0, 1, 0, false, ""};
   const uint64_t asked = offload.buffer_size > 0 ? static_cast<uint64_t>(offload.buffer_size) : kFromDisk;
   if (asked <= part) why = "in steps of " + std::to_string(kShardElements);
   const auto count = static_cast<uint64_t>(offload.buffer_count);
-  return {round(std::min(part, asked)), count, count / 2, asked, why};
+  return {round(std::min(part, asked)), count, count / 2, asked, offload.buffer_size > 0, why};
 }
 }  // namespace
 
-Updater::Updater(const Registry& registry, const Layout& layout, const ZeroSettings& settings, const Device& device,
+Updater::Updater(const Registry& registry, const Layout& layout, const Settings& settings, const Device& device,
                  const Gradients& gradients, const Weights& weights, States& states, std::chrono::nanoseconds deadline,
                  Counters& counters, Trace& trace, const std::vector<int>& cpus, FailFn on_failure, LogFn log)
     : unit_steps(registry.units.size()),
       layout_(layout),
-      splits_(settings.offload_optimizer.split_update),
+      splits_(settings.zero_optimization.offload_optimizer.split_update),
       buffers_(update_buffers(settings)),
       device_(device),
       gradients_(gradients),
@@ -48,7 +49,7 @@ Updater::Updater(const Registry& registry, const Layout& layout, const ZeroSetti
       host_lane_(layout, device, states, weights, part_update_, buffers_, deadline, counters, trace),
       device_lane_(layout, device, states, weights, part_update_, deadline, trace),
       cpus_(cpus),
-      share_(splits_ ? settings.offload_optimizer.split_share : 0),
+      share_(splits_ ? settings.zero_optimization.offload_optimizer.split_share : 0),
       thread_([this] {
         bind_this_thread(cpus_);
         work();

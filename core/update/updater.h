@@ -25,7 +25,7 @@ class Updater {
  public:
   using FailFn = std::function<void(const Status&)>;
   using LogFn = std::function<void(strata_log_level, const std::string&)>;
-  Updater(const Registry& registry, const Layout& layout, const ZeroSettings& settings, const Device& device,
+  Updater(const Registry& registry, const Layout& layout, const Settings& settings, const Device& device,
           const Gradients& gradients, const Weights& weights, States& states, std::chrono::nanoseconds deadline,
           Counters& counters, Trace& trace, const std::vector<int>& cpus, FailFn on_failure, LogFn log);
   ~Updater();

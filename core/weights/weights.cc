@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/manifest/manifest_keys.h"
 #include "core/spread.h"
 
 namespace strata {
@@ -13,11 +14,12 @@ alignas(kParamAlign) constexpr char kNothing[1] = {};  // where an empty param l
 std::string count_text(uint64_t n) { return std::to_string(n); }
 }  // namespace
 
-Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-                 CommQueue& queue, const Tiers& tiers, bool check_writes, std::chrono::nanoseconds deadline,
-                 Counters& counters, Trace& trace)
+Weights::Weights(const Layout& layout, const Settings& settings, const Device& device, const Collective& collective,
+                 CommQueue& queue, const Tiers& tiers, std::chrono::nanoseconds deadline, Counters& counters,
+                 Trace& trace)
     : layout_(layout),
-      settings_(settings),
+      manifest_(settings),
+      settings_(settings.zero_optimization),
       device_(device),
       collective_(collective),
       queue_(queue),
@@ -27,7 +29,7 @@ Weights::Weights(const Layout& layout, const ZeroSettings& settings, const Devic
       trace_(trace),
       slots_(layout.units.size()),
       kept_(layout.units.size()),
-      check_writes_(check_writes),
+      check_writes_(settings.check_weights),
       guard_(device),
       host_refs_(layout.units.size()) {
   for (uint32_t u = 0; u < slots_.size(); ++u) {
@@ -89,20 +91,41 @@ Weights::Reads Weights::reads() const {
   const auto count = static_cast<uint64_t>(given.buffer_count);
   const std::string why =
       bytes < whole * widest ? "no shard is larger" : "in steps of " + std::to_string(kShardElements);
-  return {count, bytes, buffers_note(count, bytes / widest, elements, why)};
+  return {count, bytes, buffers_note(count, bytes / widest, elements, given.buffer_size > 0, why)};
+}
+
+// "zero_optimization.max_live_parameters = 1000000000, the default"
+std::string Weights::in_words(const std::string& key) const {
+  const std::string path = "zero_optimization." + key;
+  return path + " = " + value_in_words(manifest_, path);
+}
+
+std::string Weights::idle_note() const {
+  const OffloadParamSettings& param = settings_.offload_param;
+  if (param.device == OffloadDevice::kNone) return "";
+  const bool nvme = param.device == OffloadDevice::kNvme;
+  const uint64_t on_disk = shard_bytes(kNvmeTier), in_memory = shard_bytes(kCpuTier);
+  const std::string none = "no weight shards " + std::string(nvme ? "on disk: " : "in host memory: ");
+  const std::string kept = in_words("offload_param.max_in_cpu");
+  if (on_disk + in_memory == 0) {
+    return none + "no param has more elements than " + in_words("param_persistence_threshold") +
+           ": all of them stay whole on every rank";
+  }
+  if (nvme && on_disk == 0) return none + "all there is stays in memory (" + kept + ")";
+  const bool keeps_too_little = nvme && in_memory == 0 && param.max_in_cpu > 0;
+  return keeps_too_little ? kept + " keeps no weight shards: it is less than the least part" : "";
 }
 
 void Weights::add_to(Plan* plan, bool pins) const {
   const bool streams = device_.is_asynchronous();
   const Reads buffers = reads();
+  const std::string limit = "max_in_cpu = " + value_in_words(manifest_, "zero_optimization.offload_param.max_in_cpu");
   plan->add("whole weights", kDeviceTier, whole_bytes());
   for (TierKind kind : {kDeviceTier, kCpuTier, kNvmeTier}) {
     const uint64_t bytes = shard_bytes(kind);
     const bool kept = kind == kCpuTier && tiers_.offload.kind() == kNvmeTier && bytes > 0;
     plan->add("weight shards", kind, bytes, pins && kind == kCpuTier,
-              kept ? kept_note(bytes, bytes + shard_bytes(kNvmeTier),
-                               "max_in_cpu = " + std::to_string(settings_.offload_param.max_in_cpu))
-                   : "");
+              kept ? kept_note(bytes, bytes + shard_bytes(kNvmeTier), limit) : "");
   }
   plan->add("weight slabs", kDeviceTier, slab_bytes());
   plan->add("weight shard staging", kDeviceTier, staging_bytes());
@@ -151,9 +174,8 @@ Status Weights::check_limits() const {
     for (uint32_t n : layout_.units[u].needs) together += sharded(n) ? layout_.units[n].elements : 0;
     if (together > static_cast<uint64_t>(settings_.max_live_parameters)) {
       return {STRATA_RESOURCE_EXHAUSTED, "unit \"" + layout_.units[u].name + "\" needs " + count_text(together) +
-                                             " elements live at once, max_live_parameters is " +
-                                             count_text(settings_.max_live_parameters) +
-                                             ": raise zero_optimization.max_live_parameters or register smaller units"};
+                                             " elements live at once, " + in_words("max_live_parameters") +
+                                             ": raise it or register smaller units"};
     }
   }
   return Ok();
@@ -384,10 +406,9 @@ Status Weights::make_room(uint32_t unit) {
     if (victim < 0) break;
     STRATA_RETURN_IF_ERROR(drop_after_gather(static_cast<uint32_t>(victim)));
   }
-  return {STRATA_RESOURCE_EXHAUSTED, "fetch of unit \"" + u.name + "\" (" + count_text(u.elements) +
-                                         " elements): " + count_text(live_elements_) +
-                                         " elements are fetched already and zero_optimization.max_live_parameters is " +
-                                         count_text(max_live) + ": release units earlier or raise it"};
+  return {STRATA_RESOURCE_EXHAUSTED, "fetch of unit \"" + u.name + "\" (" + count_text(u.elements) + " elements): " +
+                                         count_text(live_elements_) + " elements are fetched already, " +
+                                         in_words("max_live_parameters") + ": release units earlier or raise it"};
 }
 
 // ---- gathering ---------------------------------------------------------------------------------------------------

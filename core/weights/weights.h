@@ -47,14 +47,15 @@ class Weights {
     const Tier& offload;
     const Tier* memory;
   };
-  // `check_writes`: remember what was fetched, for undo_write.
-  Weights(const Layout& layout, const ZeroSettings& settings, const Device& device, const Collective& collective,
-          CommQueue& queue, const Tiers& tiers, bool check_writes, std::chrono::nanoseconds deadline,
-          Counters& counters, Trace& trace);
+  // With check_weights it remembers what was fetched, for undo_write.
+  Weights(const Layout& layout, const Settings& settings, const Device& device, const Collective& collective,
+          CommQueue& queue, const Tiers& tiers, std::chrono::nanoseconds deadline, Counters& counters, Trace& trace);
 
   // What allocate will take. `pins`: host memory of shards is page-locked.
   void add_to(Plan* plan, bool pins) const;
   uint64_t shard_bytes(TierKind tier) const;
+  // That a tier which was asked for holds nothing, or max_in_cpu keeps nothing, and why; "": they do.
+  std::string idle_note() const;
   Status check_limits() const;  // every unit fits into max_live_parameters
   Status allocate(const std::vector<int>& cpus);
 
@@ -149,8 +150,10 @@ class Weights {
   char* full_buffer(uint32_t unit) const;
   uint64_t copy_place(uint32_t unit) const;
   uint64_t distance_to_next_use(uint32_t unit) const;
+  std::string in_words(const std::string& key) const;
 
   const Layout& layout_;
+  const Settings& manifest_;
   const ZeroSettings& settings_;
   const Device& device_;
   const Collective& collective_;

@@ -26,7 +26,7 @@ Error Call::read(uint64_t call_number, Op operation, const strata_coll_args& arg
   number = call_number;
   op = operation;
   root = op == Op::kBroadcast ? args.root : 0;
-  what = "call " + std::to_string(number) + ", " + op_name(op) + " \"" + (args.label ? args.label : "") + "\"";
+  what = "call " + std::to_string(number) + ", " + titled(op, args.label ? args.label : "");
   items.clear();
   if (root < 0 || root >= world_) {
     return {STRATA_INVALID_ARGUMENT, join(what, ": root ", root, " in a world of ", world_)};

@@ -35,7 +35,7 @@ class Call {
   uint64_t number = 0;
   Op op = Op::kBarrier;
   int root = 0;
-  std::string what;  // opens the text of an error: call 7, all_gather "gather layer3"
+  std::string what;  // opens the text of an error: call 7, all_gather [gather layer3]
   std::vector<Item> items;
 
   uint64_t in_bytes(const Item& item) const;

@@ -11,7 +11,7 @@ namespace {
 using plugin_kit::join;
 
 std::string describe(const Post& post) {
-  std::string text = join(op_name(post.op), " \"", post.label, "\" (", post.bytes, " bytes");
+  std::string text = join(titled(post.op, post.label), " (", post.bytes, " bytes");
   if (post.items != 1) text += join(" in ", post.items, " items");
   text += join(", tag 0x", std::hex, post.tag);
   if (post.op == Op::kBroadcast) text += join(", root ", post.root);
@@ -29,6 +29,10 @@ const char* op_name(Op op) {
   static constexpr const char* names[] = {"open",      "all_gather", "reduce_scatter", "all_reduce",
                                           "broadcast", "all_to_all", "barrier",        "exchange"};
   return op >= Op::kOpen && op <= Op::kExchange ? names[static_cast<int32_t>(op)] : "an unknown operation";
+}
+
+std::string titled(Op op, const std::string& label) {
+  return label.empty() ? op_name(op) : join(op_name(op), " [", label, "]");
 }
 
 bool same(const Post& a, const Post& b) {

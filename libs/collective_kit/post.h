@@ -22,6 +22,8 @@ enum class Op : int32_t {
   kExchange  // where it is not an all-gather
 };
 const char* op_name(Op op);
+// all_gather [gather of unit "layer3"]: labels may have quotes in them. Without one, the operation alone.
+std::string titled(Op op, const std::string& label);
 
 // Call number `call` of a rank; equal on all ranks but for the label.
 struct Post {

@@ -5,7 +5,7 @@ namespace strata::control_channel {
 using plugin_kit::join;
 
 std::string title(const Post& post) {
-  return join("call ", post.call, ", ", collective_kit::op_name(post.op), " \"", post.label, "\"");
+  return join("call ", post.call, ", ", collective_kit::titled(post.op, post.label));
 }
 
 Ledger::Entry::Entry(const Announcement& said) : deadline(Deadline::after(said.deadline_ns)), first(said.post) {}

@@ -35,7 +35,7 @@ class Ledger {
   Error leave(int rank);
   // DEADLINE_EXCEEDED, naming who is missing.
   Error overdue() const;
-  // "call 7, all_gather "gather layer3": " about the newest call of anybody; "" before the first.
+  // "call 7, all_gather [gather layer3]: " about the newest call of anybody; "" before the first.
   std::string newest() const;
   // "after it began 6 collectives"
   std::string progress(int rank) const;
@@ -61,7 +61,7 @@ class Ledger {
   NumberFn number_;
 };
 
-// `call 7, all_gather "gather layer3"`
+// "call 7, all_gather [gather layer3]"
 std::string title(const Post& post);
 
 }  // namespace strata::control_channel

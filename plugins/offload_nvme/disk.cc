@@ -82,7 +82,7 @@ void Disk::open_probe() {
   if (error == EOPNOTSUPP) {
     error = calls().ftruncate(probe_.fd->get(), static_cast<off_t>(probe_bytes_)) == 0 ? 0 : errno;
   }
-  if (error) raise_errno(error, join("take ", probe_bytes_, " bytes for"), file);
+  if (error) raise_errno(error, join("take ", probe_bytes_, " bytes (", free_bytes(), " are free) for"), file);
   if (direct_) error = io::find_direct_rule(probe_.fd->get(), &rule_);
   if (error == EINVAL) {
     direct_ = false;

@@ -128,8 +128,9 @@ std::vector<double> shares_of(const Settings& s, const std::vector<Disk::Speed>&
 }
 
 // What fits: no file system takes more than the shares of the disks on it. Ranks of a machine share the free space.
-uint64_t budget_of(const Settings& s, const std::vector<std::unique_ptr<Disk>>& disks,
-                   const std::vector<double>& shares, int32_t ranks) {
+void choose_budget(const Settings& s, const strata_open_args& args, const std::vector<std::unique_ptr<Disk>>& disks,
+                   const std::vector<double>& shares, Regions::Settings* out) {
+  const int32_t ranks = std::max(args.local_world, 1);
   std::map<unsigned long, double> share_of;
   std::map<unsigned long, uint64_t> probes_of;
   std::vector<Disk::Room> rooms;
@@ -139,21 +140,24 @@ uint64_t budget_of(const Settings& s, const std::vector<std::unique_ptr<Disk>>& 
     probes_of[rooms[d].file_system] += rooms[d].probes;
   }
   uint64_t fits = UINT64_MAX;
-  std::string tightest;
+  std::string room;
   for (size_t d = 0; d < disks.size(); ++d) {
     const uint64_t bytes = rooms[d].free + probes_of[rooms[d].file_system];
-    const double free = static_cast<double>(bytes / static_cast<uint64_t>(std::max(ranks, 1)));
+    const double free = static_cast<double>(bytes / static_cast<uint64_t>(ranks));
     const double share = share_of[rooms[d].file_system];
-    if (free / share >= static_cast<double>(fits)) continue;
-    fits = static_cast<uint64_t>(free / share);
-    tightest =
-        join(disks[d]->path(), " has ", bytes, " bytes free for ", std::max(ranks, 1), " rank(s) and a share of ",
-             share, share_of.size() < disks.size() ? " (some paths are of one file system)" : "");
+    if (free / share < static_cast<double>(fits)) fits = static_cast<uint64_t>(free / share);
+    room += join(disks[d]->path(), " has ", bytes, " bytes free and a share of ", shares[d], ", ");
   }
+  room += share_of.size() < disks.size() ? "some paths are of one file system, " : "";
+  room += join("rank ", std::max(args.rank, 0), " is one of ", ranks, " on this machine");
   if (s.budget > fits) {
-    raise(STRATA_RESOURCE_EXHAUSTED, "budget_bytes = ", s.budget, " and only ", fits, " bytes fit: ", tightest);
+    raise(STRATA_RESOURCE_EXHAUSTED, "budget_bytes = ", s.budget, " and only ", fits, " bytes fit: ", room);
   }
-  return s.budget > 0 ? s.budget : fits;
+  out->budget = s.budget > 0 ? s.budget : fits;
+  out->budget_reason =
+      s.budget > 0
+          ? join("the limit is option budget_bytes, not the disks: there ", fits, " bytes fit (", room, "); raise it")
+          : join("the limit is what the disks have free (", room, "); free some, name more disks");
 }
 
 std::string describe(const Disk& disk, const Disk::Speed& speed, double share, bool ring) {
@@ -202,7 +206,7 @@ std::unique_ptr<strata_offload> open_tier(const strata_open_args* args) {
   Regions::Settings regions;
   regions.segment_bytes = s.disk.segment_bytes;
   regions.block = block;
-  regions.budget = budget_of(s, self->disks, shares, args->local_world);
+  choose_budget(s, *args, self->disks, shares, &regions);
   regions.checksum = s.checksum;
   log(args->rank > 0 ? STRATA_LOG_DEBUG : STRATA_LOG_INFO, describe(s, regions.budget));
   std::vector<Disk*> disks;
@@ -229,6 +233,7 @@ strata_status STRATA_CALL offload_caps(strata_offload* self, strata_offload_caps
   std::chrono::nanoseconds busy{0};
   for (const auto& disk : self->disks) busy += disk->queue().busy();
   out->busy_ns = static_cast<uint64_t>(busy.count()) / self->disks.size();
+  if (STRATA_HAS(out, strata_offload_caps, budget_reason)) out->budget_reason = self->regions->budget_reason().c_str();
   return STRATA_OK;
 }
 

@@ -32,11 +32,8 @@ std::vector<size_t> Regions::deal(uint64_t bytes) {
 void Regions::check_budget(const std::string& label, uint64_t bytes, const char* what) const {
   const uint64_t in_use = used();
   if (in_use <= settings_.budget && bytes <= settings_.budget - in_use) return;
-  std::string paths;
-  for (const Disk* disk : disks_) paths += (paths.empty() ? "" : ", ") + disk->path();
   raise(STRATA_RESOURCE_EXHAUSTED, "\"", label, "\": ", bytes, " bytes wanted", what, ", ", in_use,
-        " of the budget of ", settings_.budget, " used at ", paths,
-        " (option budget_bytes, or the free space at the start)");
+        " of the budget of ", settings_.budget, " used; ", settings_.budget_reason);
 }
 
 strata_region Regions::make(uint64_t bytes, const char* label) {

@@ -45,6 +45,7 @@ class Regions {
     uint64_t segment_bytes = uint64_t{1} << 30;  // a multiple of the stripe
     uint64_t block = 4096;
     uint64_t budget = 0;
+    std::string budget_reason;  // as in strata_offload_caps
     bool checksum = false;
   };
   // `shares` of the disks add up to 1.
@@ -61,6 +62,7 @@ class Regions {
 
   uint64_t used() const;
   uint64_t budget() const { return settings_.budget; }
+  const std::string& budget_reason() const { return settings_.budget_reason; }
   uint64_t block() const { return settings_.block; }
 
  private:

@@ -183,8 +183,8 @@ TEST(CommNcclGpu, ADifferenceEndsTheStreamsAndIsNamed) {
                                                    1, "gather layer3", -1, done.get())
                                      : gpu.enqueue(api->reduce_scatter, {item(in, out, count, STRATA_F32, STRATA_F32)},
                                                    0, 2, "reduce layer3", -1, done.get());
-    const std::vector<std::string> parts = {"FAILED_PRECONDITION", "rank 0 is in all_gather \"gather layer3\"",
-                                            "rank 1 in reduce_scatter \"reduce layer3\""};
+    const std::vector<std::string> parts = {"FAILED_PRECONDITION", "rank 0 is in all_gather [gather layer3]",
+                                            "rank 1 in reduce_scatter [reduce layer3]"};
     if (started.ok()) {
       const Status ended = done->wait(std::chrono::seconds(20));
       RETURN_IF_BAD(lacks(std::string(status_name(ended.code())) + ": " + ended.text(), parts));
@@ -205,7 +205,7 @@ TEST(CommNcclGpu, AMissingRankIsNamedAtTheDeadline) {
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     }
-    return lacks(gpu.failure(), {"DEADLINE_EXCEEDED", "call 1, all_gather \"gather layer3\"", "rank 1", "is missing"});
+    return lacks(gpu.failure(), {"DEADLINE_EXCEEDED", "call 1, all_gather [gather layer3]", "rank 1", "is missing"});
   });
 }
 
@@ -261,7 +261,7 @@ TEST(CommNcclGpu, KillNineIsNamedAndTheProcessEnds) {
     for (int r = 0; r < 2; ++r) ASSERT_EQ(ranks.line(r), "running");
     ranks.signal(killed, SIGKILL);
     EXPECT_EQ(
-        lacks(ranks.line(1 - killed), {"UNAVAILABLE", "call ", "layer3\"", "rank " + std::to_string(killed), "died"}),
+        lacks(ranks.line(1 - killed), {"UNAVAILABLE", "call ", "layer3]", "rank " + std::to_string(killed), "died"}),
         "");
     EXPECT_EQ(ranks.line(1 - killed), "<ended>");
   }

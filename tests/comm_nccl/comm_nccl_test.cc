@@ -135,8 +135,8 @@ TEST_F(CommNccl, AGroupIsOneCallOfNccl) {
 TEST_F(CommNccl, ADifferenceEndsWhatIsOnTheDevice) {
   const int aborts = get("aborts"), registrations = get("registrations"), communicators = get("communicators");
   run_two([&](Member& member, int rank) -> std::string {
-    const std::vector<std::string> parts = {"call 1: rank 0 is in all_gather \"gather layer3\"",
-                                            "rank 1 in reduce_scatter \"reduce layer3\""};
+    const std::vector<std::string> parts = {"call 1: rank 0 is in all_gather [gather layer3]",
+                                            "rank 1 in reduce_scatter [reduce layer3]"};
     Event done = Event::create();
     const Status started = rank == 0 ? member.gather(-1, done.get()) : member.reduce(done.get());
     if (started.ok()) {
@@ -158,7 +158,7 @@ TEST_F(CommNccl, WhatHangsOnTheDeviceEndsAtTheDeadline) {
     Event done = Event::create();
     RETURN_IF_BAD(expect_ok(member.gather(300'000'000, done.get())));
     RETURN_IF_BAD(expect_error(done->wait(std::chrono::seconds(20)), STRATA_DEADLINE_EXCEEDED,
-                               {"call 2, all_gather \"gather layer3\"", "began on the device and was not done after"}));
+                               {"call 2, all_gather [gather layer3]", "began on the device and was not done after"}));
     member.drain();
     return "";
   });
@@ -174,13 +174,13 @@ TEST_F(CommNccl, ACallThatWaitsEndsAtTheDeadline) {
     args.items = items.data();
     args.deadline_ns = 300'000'000;
     return expect_error(take_failure(member.peer->api->all_gather(member.peer->comm, &args, nullptr)),
-                        STRATA_DEADLINE_EXCEEDED, {"call 2, all_gather \"gather layer3\"", "not done after"});
+                        STRATA_DEADLINE_EXCEEDED, {"call 2, all_gather [gather layer3]", "not done after"});
   });
 }
 
 TEST_F(CommNccl, AMissingRankEndsWhatTheOthersEnqueued) {
   run_two([&](Member& member, int rank) -> std::string {
-    const std::vector<std::string> parts = {"call 1, all_gather \"gather layer3\": waited 0.200 s: rank 1 is missing"};
+    const std::vector<std::string> parts = {"call 1, all_gather [gather layer3]: waited 0.200 s: rank 1 is missing"};
     if (rank == 0) {
       Event done = Event::create();
       RETURN_IF_BAD(expect_ok(member.gather(200'000'000, done.get())));
@@ -222,8 +222,7 @@ TEST_F(CommNccl, ARefusedGroupIsAFailureOfAllRanks) {
   run_two([&](Member& member, int) -> std::string {
     RETURN_IF_BAD(expect_ok(member.peer->barrier()));
     set("fail");
-    return expect_error(member.failure(), STRATA_INTERNAL,
-                        {"call 2, all_gather \"gather layer3\": NCCL: a fake error"});
+    return expect_error(member.failure(), STRATA_INTERNAL, {"call 2, all_gather [gather layer3]: NCCL: a fake error"});
   });
 }
 
@@ -271,7 +270,7 @@ TEST_F(CommNccl, KillNineIsNamedAndTheProcessEnds) {
     for (int r = 0; r < 2; ++r) ASSERT_EQ(ranks.line(r), "waiting");
     ranks.signal(victim, SIGKILL);
     expect_parts(ranks.line(other),
-                 {"UNAVAILABLE", "call 1, all_gather \"gather layer3\"", "rank " + std::to_string(victim),
+                 {"UNAVAILABLE", "call 1, all_gather [gather layer3]", "rank " + std::to_string(victim),
                   "pid " + std::to_string(ranks.pid(victim)), "died"});
     EXPECT_EQ(ranks.line(other), "<ended>");
   }

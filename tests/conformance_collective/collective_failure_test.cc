@@ -46,8 +46,8 @@ TEST_P(CollectiveFailure, OtherOperationIsNamedOnEveryRank) {
       status = gather(peer, 8);
     }
     RETURN_IF_BAD(expect_error(status, STRATA_FAILED_PRECONDITION,
-                               {"call 2: rank 0 is in all_gather \"gather layer3\" (96 bytes, tag 0x1), rank 1 in "
-                                "reduce_scatter \"grad layer3\" (96 bytes, tag 0x9)"}));
+                               {"call 2: rank 0 is in all_gather [gather layer3] (96 bytes, tag 0x1), rank 1 in "
+                                "reduce_scatter [grad layer3] (96 bytes, tag 0x9)"}));
     return sticky(peer, STRATA_FAILED_PRECONDITION, "call 2: rank 0");
   });
 }
@@ -96,7 +96,7 @@ void expect_refusal(const Setup& setup, Slot strata_collective_api::*slot, const
     const strata_coll_item mine = rank == 1 ? make(peer, out.data()) : good;
     const Status status = peer.call(peer.api->*slot, {mine}, 1, "bad");
     if (rank != 1) return expect_error(status, STRATA_FAILED_PRECONDITION, {"rank 1", "gave up", part});
-    RETURN_IF_BAD(expect_error(status, STRATA_INVALID_ARGUMENT, {"\"bad\": item 0", part}));
+    RETURN_IF_BAD(expect_error(status, STRATA_INVALID_ARGUMENT, {"[bad]: item 0", part}));
     return sticky(peer, STRATA_INVALID_ARGUMENT, part);
   });
 }
@@ -226,7 +226,7 @@ TEST_P(CollectiveFailure, DeadlineNamesTheMissingRank) {
     const Status status = peer.barrier("end of step", 200'000'000);
     failed.add();
     RETURN_IF_BAD(expect_error(status, STRATA_DEADLINE_EXCEEDED,
-                               {"call 2, barrier \"end of step\"", "waited 0.200 s", "rank 1", "missing"}));
+                               {"call 2, barrier [end of step]", "waited 0.200 s", "rank 1", "missing"}));
     return sticky(peer, STRATA_DEADLINE_EXCEEDED, "rank 1");
   });
 }
@@ -289,7 +289,7 @@ TEST(CollectiveDeath, StoppedRankIsNamedAtTheDeadline) {
   }
   for (int r = 0; r < 3; ++r) ASSERT_EQ(ranks.line(r), "open");
   ranks.signal(1, SIGSTOP);
-  for (int r : {0, 2}) expect_line(ranks.line(r), {"DEADLINE_EXCEEDED", "rank 1", "stopped", "barrier \"step\""});
+  for (int r : {0, 2}) expect_line(ranks.line(r), {"DEADLINE_EXCEEDED", "rank 1", "stopped", "barrier [step]"});
   ranks.signal(1, SIGCONT);
   expect_line(ranks.line(1), {"DEADLINE_EXCEEDED", "rank 1"});
 }

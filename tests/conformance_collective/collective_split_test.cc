@@ -238,7 +238,7 @@ TEST_P(CollectiveSplit, ARankThatDoesNotSplitIsNamed) {
     if (rank == 2) failed.wait_for(3);
     const Status status = split(peer, 0, 0, &part, rank == 2 ? -1 : 300'000'000);
     failed.add();
-    return expect_error(status, STRATA_DEADLINE_EXCEEDED, {"\"split\"", "waited 0.300 s", "rank 2"});
+    return expect_error(status, STRATA_DEADLINE_EXCEEDED, {"[split]", "waited 0.300 s", "rank 2"});
   });
 }
 
@@ -246,7 +246,7 @@ TEST_P(CollectiveSplit, ARankInAnotherCallIsNamed) {
   run_ranks(GetParam(), [](Peer& peer, int rank) -> std::string {
     strata_comm* part = nullptr;
     const Status status = rank == 2 ? peer.barrier("end of step") : split(peer, 0, 0, &part);
-    return expect_error(status, STRATA_FAILED_PRECONDITION, {"\"split\"", "rank 2 in barrier \"end of step\""});
+    return expect_error(status, STRATA_FAILED_PRECONDITION, {"[split]", "rank 2 in barrier [end of step]"});
   });
 }
 

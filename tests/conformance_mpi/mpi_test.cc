@@ -84,7 +84,7 @@ TEST(MpiFailure, DeadlineNamesTheMissingRankWhichIsToldWhenItComes) {
     const Status status = peer.barrier("end of step", 200'000'000);
     mark("gave_up");
     RETURN_IF_BAD(expect_error(status, STRATA_DEADLINE_EXCEEDED,
-                               {"call 2, barrier \"end of step\"", "waited 0.200 s", "missing: rank 1"}));
+                               {"call 2, barrier [end of step]", "waited 0.200 s", "missing: rank 1"}));
     return expect_error(gather(peer, 4), STRATA_DEADLINE_EXCEEDED, {"missing: rank 1"});
   });
 }
@@ -121,7 +121,7 @@ void expect_refusal(decltype(strata_collective_api::all_gather) strata_collectiv
     const auto good = item(memory.data(), memory.data() + 32, 4, STRATA_F32, STRATA_F32);
     const Status status = peer.call(peer.api->*slot, {rank == 1 ? make(memory.data()) : good}, 1, "bad");
     if (rank != 1) return expect_error(status, STRATA_FAILED_PRECONDITION, {"rank 1", "gave up", part});
-    RETURN_IF_BAD(expect_error(status, STRATA_INVALID_ARGUMENT, {"\"bad\": item 0", part}));
+    RETURN_IF_BAD(expect_error(status, STRATA_INVALID_ARGUMENT, {"[bad]: item 0", part}));
     return expect_error(peer.barrier("later"), STRATA_INVALID_ARGUMENT, {part});
   });
 }
@@ -336,7 +336,7 @@ TEST(MpiExit, StoppedInTransfer) {
   const Status status = take_failure(code);
   stopper.join();
   ::kill(other, SIGCONT);
-  EXPECT_EQ(expect_error(status, STRATA_DEADLINE_EXCEEDED, {"all_gather \"large\"", "waited 1.000 s"}), "");
+  EXPECT_EQ(expect_error(status, STRATA_DEADLINE_EXCEEDED, {"all_gather [large]", "waited 1.000 s"}), "");
   peer.close();
 }
 

@@ -303,11 +303,13 @@ TEST(OffloadNvme, KeepsItsBudget) {
   Tier tier("offload_nvme");
   ASSERT_EQ(tier.open(at(dir.path).set("budget_bytes", 1'000'001)), STRATA_OK);
   EXPECT_EQ(tier.caps().budget_bytes, 1'000'001u);
+  EXPECT_THAT(tier.caps().budget_reason, AllOf(HasSubstr("option budget_bytes, not the disks"), HasSubstr(dir.path)));
   tier.alloc(1'000'000);
   strata_region none = 0;
   ASSERT_EQ(tier.api->alloc(tier.self, 2, "layer7 master", &none), STRATA_RESOURCE_EXHAUSTED);
   EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED),
-              AllOf(HasSubstr("layer7 master"), HasSubstr("2 bytes wanted"), HasSubstr("1000001")));
+              AllOf(HasSubstr("layer7 master"), HasSubstr("2 bytes wanted"), HasSubstr("1000001"),
+                    HasSubstr("option budget_bytes, not the disks"), HasSubstr(dir.path)));
   EXPECT_EQ(tier.api->alloc(tier.self, UINT64_MAX, "wraps around", &none), STRATA_RESOURCE_EXHAUSTED);
   EXPECT_EQ(none, 0u);
   tier.alloc(1);
@@ -327,6 +329,9 @@ TEST(OffloadNvme, SaysWhenTheDiskIsFull) {
   ASSERT_EQ(tier.open(at(disk.path)), STRATA_OK);
   const uint64_t budget = tier.caps().budget_bytes;
   EXPECT_LT(budget, 48 * kMiB);
+  EXPECT_THAT(tier.caps().budget_reason,
+              AllOf(HasSubstr("what the disks have free"), HasSubstr(disk.path + " has " + std::to_string(budget)),
+                    testing::Not(HasSubstr("budget_bytes"))));
   Shadow kept(tier, 8 * kMiB, 1);
   ASSERT_EQ(kept.write(0, 8 * kMiB), "");
   // Somebody else fills the disk.

@@ -203,8 +203,8 @@ TEST_P(ControlChannel, ADifferenceIsNamedOnEveryRank) {
     const bool odd = rank == channel.world() - 1;
     (void)channel.post(odd ? post(6, Op::kReduceScatter, 128, "grad layer3") : post(6), Deadline(kLong));
     return needs(ending(channel),
-                 {"FAILED_PRECONDITION", "call 6: rank 0 is in all_gather \"gather layer3\" (64 bytes",
-                  "rank " + std::to_string(channel.world() - 1), "in reduce_scatter \"grad layer3\" (128 bytes"});
+                 {"FAILED_PRECONDITION", "call 6: rank 0 is in all_gather [gather layer3] (64 bytes",
+                  "rank " + std::to_string(channel.world() - 1), "in reduce_scatter [grad layer3] (128 bytes"});
   });
 }
 
@@ -221,7 +221,7 @@ TEST_P(ControlChannel, AnExchangeAgainstAnotherCallIsNamed) {
         e = channel.exchange(post(1, Op::kExchange, 16, "norm"), "0123456789abcdef", all.data(), 16, Deadline(kLong));
         if (e.ok()) return "the exchange was done";
       }
-      return needs(ending(channel), {"FAILED_PRECONDITION", "call 1", "exchange \"norm\"", "all_gather"});
+      return needs(ending(channel), {"FAILED_PRECONDITION", "call 1", "exchange [norm]", "all_gather"});
     });
   }
 }
@@ -247,7 +247,7 @@ TEST_P(ControlChannel, AMissingRankIsNamedAtTheDeadline) {
       if (rank != missing) (void)channel.post(post(1), Deadline(std::chrono::milliseconds(200)));
       return needs(
           ending(channel),
-          {"DEADLINE_EXCEEDED", "call 1, all_gather \"gather layer3\": waited 0.200 s: rank " + std::to_string(missing),
+          {"DEADLINE_EXCEEDED", "call 1, all_gather [gather layer3]: waited 0.200 s: rank " + std::to_string(missing),
            "is missing, after it began 0 collectives"});
     });
   }
@@ -299,7 +299,7 @@ TEST(ControlChannelDeath, KillNineIsNamedOnEveryRank) {
       ranks.signal(killed, SIGKILL);
       for (int r = 0; r < 3; ++r) {
         if (r == killed) continue;
-        EXPECT_EQ(needs(ranks.line(r), {"UNAVAILABLE", "call ", "\"", "rank " + std::to_string(killed),
+        EXPECT_EQ(needs(ranks.line(r), {"UNAVAILABLE", "call ", "[", "rank " + std::to_string(killed),
                                         "pid " + std::to_string(ranks.pid(killed)), "died"}),
                   "");
       }

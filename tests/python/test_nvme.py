@@ -107,8 +107,9 @@ def row(lines, what):
     ("", "buffer_size = 5000\n", "4 of 4096 elements, buffer_size 5000: in steps of 2048"),
     ("", "buffer_size = 300000\nbuffer_count = 5\n",
      "5 of 262144 elements, buffer_size 300000: no part of a unit is larger"),
-    ("", "", "4 of 262144 elements, buffer_size 4194304: no part of a unit is larger"),
-    ("sub_group_size = 100000\n", "", "4 of 98304 elements, buffer_size 4194304: sub_group_size is 100000"),
+    ("", "", "4 of 262144 elements, the default buffer_size 4194304: no part of a unit is larger"),
+    ("", "buffer_size = 4194304\n", "4 of 262144 elements, buffer_size 4194304: no part of a unit is larger"),
+    ("sub_group_size = 100000\n", "", "4 of 98304 elements, the default buffer_size 4194304: sub_group_size is 100000"),
     ("sub_group_size = 100000\n", "buffer_size = 50000\n", "4 of 49152 elements, buffer_size 50000: in steps of 2048"),
 ])
 def test_update_buffers_say_why_they_are_not_as_asked(disk, settings, asked, note):
@@ -118,7 +119,7 @@ def test_update_buffers_say_why_they_are_not_as_asked(disk, settings, asked, not
 @pytest.mark.parametrize("asked, note", [
     ("buffer_size = 131072\n", "5 of 131072 elements, buffer_size 131072"),
     ("buffer_size = 5000\n", "5 of 4096 elements, buffer_size 5000: in steps of 2048"),
-    ("", "5 of 262144 elements, buffer_size 8388608: no shard is larger"),
+    ("", "5 of 262144 elements, the default buffer_size 8388608: no shard is larger"),
 ])
 def test_buffers_of_params_say_why_they_are_not_as_asked(disk, asked, note):
     param = f"[zero_optimization.offload_param]\ndevice = 'nvme'\nnvme_path = '{disk}'\nmax_in_cpu = 0\n{asked}"
@@ -136,6 +137,9 @@ def test_what_budgets_came_to(disk):
     lines = start_log(disk, params=param)
     shards = [line.partition("; ")[2] for line in lines if ": weight shards " in line]
     assert sorted(shards) == ["", "50.0 % of it, by max_in_cpu = 270000"]
+    lines = start_log(disk, params=param.replace("max_in_cpu = 270000", ""))
+    assert [line.partition("; ")[2] for line in lines if ": weight shards " in line] == [
+        "100.0 % of it, by max_in_cpu = 1000000000, the default"]
     assert not any(" of it, by" in line for line in start_log(disk))
 
 

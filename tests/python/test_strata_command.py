@@ -196,6 +196,59 @@ device = 'cpu'
     assert run("check", manifest(text))[0] == 0
 
 
+SHARE = "zero_optimization.offload_optimizer."
+
+
+@pytest.mark.parametrize("key, value", [("ratio", "0.5"), ("split_update", "true"), ("device_state_budget", "1000")])
+def test_check_knows_that_device_host_has_no_part_in_the_update(manifest, key, value):
+    """In the words of strata_open: the key, where it stands, what it does, and which device cannot."""
+    path = manifest(BATCH + "[zero_optimization.offload_optimizer]\ndevice = 'cpu'\npin_memory = true\n"
+                    f"{key} = {value}\n")
+    code, out, err = run("check", path)
+    assert code == 1 and "no errors" not in out
+    assert f"{path}:5:1: `{SHARE}{key}` = {value} " in err, err
+    assert '`plugins.device` = "device_host" (default) has no memory of its own' in err
+    with pytest.raises(strata.FailedPrecondition) as refused:
+        strata.Engine(path)
+    assert err.splitlines()[0] in str(refused.value)
+    assert run("check", path, "--set", "plugins.device=null", "--set", "plugins.device_optimizer=null")[0] == 0
+
+
+@pytest.mark.parametrize("there", ["", "a", "b", "ab"])
+def test_check_warns_of_directories_that_nobody_makes(tmp_path, manifest, there):
+    """And makes none itself. strata_open refuses to start without them: the same path, by its NOT_FOUND."""
+    for name in there:
+        (tmp_path / "disks" / name).mkdir(parents=True)
+    missing = [name for name in "ab" if name not in there]
+    path = manifest(BATCH + "[zero_optimization.offload_optimizer]\ndevice = 'nvme'\nnvme_path = 'disks/a, disks/b'\n"
+                    "[plugin.offload_nvme]\nprobe_ms = 0\n")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run("check", path)
+    assert (code, err) == (0, "") and "no errors" in out
+    warnings = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == len(missing)
+    for name, warning in zip(missing, warnings):
+        assert warning.startswith(
+            f"warning: {path}:4:1: `{SHARE}nvme_path`: {tmp_path}/disks/{name}: no such directory")
+    assert sorted(tmp_path.rglob("*")) == before
+    if missing:
+        with pytest.raises(strata.NotFound, match=re.escape(f"{tmp_path}/disks/{missing[0]}")):
+            strata.Engine(path)
+
+
+@pytest.mark.parametrize("trace, missing", [("trace", None), ("no/trace", "no: no such directory"),
+                                            ("run.toml/trace", "run.toml: is no directory")])
+def test_check_warns_where_a_trace_cannot_be_made(tmp_path, manifest, trace, missing):
+    path = manifest(BATCH + f"[trace]\npath = '{trace}'\n")
+    code, out, _ = run("check", path)
+    assert code == 0 and out.count("warning: ") == (missing is not None)
+    assert list(tmp_path.iterdir()) == [path]
+    if missing:
+        assert f"warning: {path}:3:1: `trace.path`: {tmp_path}/{missing}" in out, out
+        with pytest.raises(strata.NotFound, match=missing):
+            strata.Engine(path)
+
+
 def test_check_without_a_checkpoint_plugin_can_start(manifest):
     code, out, _ = run("check", manifest(BATCH + "[plugins]\ncheckpoint = 'nowhere'\n"))
     assert code == 0 and re.search(r"checkpoint +nowhere is not there: this run can start", out)

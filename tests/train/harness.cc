@@ -126,7 +126,7 @@ float load_value(const strata_tensor& t, uint64_t i) {
 }  // namespace
 
 strata_engine* open_rank(const Trial& t, const std::string& job, int rank, std::string* error,
-                         const strata_lender* gradient_memory) {
+                         const strata_lender* gradient_memory, strata_status* code) {
   const std::string manifest = manifest_of(t);
   std::vector<const char*> overrides;
   for (const std::string& o : t.overrides) overrides.push_back(o.c_str());
@@ -144,7 +144,9 @@ strata_engine* open_rank(const Trial& t, const std::string& job, int rank, std::
   args.world = t.world;
   args.gradient_memory = gradient_memory;
   strata_engine* engine = nullptr;
-  if (strata_open(&args, &engine) != STRATA_OK) *error = failure("open");
+  const strata_status status = strata_open(&args, &engine);
+  if (status != STRATA_OK) *error = failure("open");
+  if (code) *code = status;
   return engine;
 }
 

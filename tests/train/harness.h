@@ -78,9 +78,9 @@ std::array<strata_group_args, 2> step_settings(int step);
 // The manifest a trial runs with.
 std::string manifest_of(const Trial& trial);
 // Opens an engine for one rank of a trial, which outlives it where it has a `log`; on failure returns NULL and sets
-// *error. `job` "": this process is the rank, and which one, its environment says.
+// *error, and *code where it is given. `job` "": this process is the rank, and which one, its environment says.
 strata_engine* open_rank(const Trial& trial, const std::string& job, int rank, std::string* error,
-                         const strata_lender* gradient_memory = nullptr);
+                         const strata_lender* gradient_memory = nullptr, strata_status* code = nullptr);
 // Registers and commits the model and writes the initial values. Empty text when all went well.
 std::string build_model(strata_engine* engine, const Model& model);
 // One micro-batch: forward over all units, backward in reverse with a second fetch, gradients. On the CPU, or `gpu`.

@@ -90,7 +90,13 @@ TEST(Plan, WhatCannotFitIsRefusedOnAllRanksWithTheNumbersAndTheKey) {
   live.world = 2;
   live.overrides = {"zero_optimization.max_live_parameters=1000", "zero_optimization.param_persistence_threshold=0"};
   live.body = [](int, strata_engine* e) {
-    EXPECT_NE(build_model(e, even_model()).find("max_live_parameters"), std::string::npos) << last();
+    EXPECT_NE(build_model(e, even_model()).find("max_live_parameters = 1000:"), std::string::npos) << last();
+  };
+  run(live);
+  live.overrides = {};
+  live.body = [](int, strata_engine* e) {  // nobody wrote it
+    const std::string error = build_model(e, vectors({1'100'000'000}, STRATA_BF16));
+    EXPECT_NE(error.find("max_live_parameters = 1000000000, the default:"), std::string::npos) << error;
   };
   run(live);
   Trial tier;

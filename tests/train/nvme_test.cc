@@ -13,7 +13,9 @@ namespace strata::test {
 namespace {
 
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 
 const std::string kState = "zero_optimization.offload_optimizer.", kParam = "zero_optimization.offload_param.";
 
@@ -313,15 +315,38 @@ TEST(Nvme, ReadsWhatIsNotKept) {
   }
 }
 
-TEST(Nvme, RefusesAPlanThatTheDisksCannotHold) {
-  DiskDir dir;
-  Trial t = on_disk({}, dir.path);
+// The numbers, the rank, each path with what is free there, and which of the two limits it was.
+TEST(Nvme, RefusesAPlanThatIsOverTheBudget) {
+  DiskDir a, b;
+  Trial t = on_disk({}, a.path + ", " + b.path);
   t.model = vectors({1 << 20}, STRATA_BF16);
   t.manifest_extra += "budget_bytes = 8388608\n";
-  EXPECT_THAT(run(t).error, AllOf(HasSubstr("plan needs"), HasSubstr("12582912 bytes"), HasSubstr("8388608 bytes"),
-                                  HasSubstr("cpu_state_budget")));
+  EXPECT_THAT(run(t).error,
+              AllOf(HasSubstr("plan needs"), HasSubstr("12582912 bytes"), HasSubstr("for rank 0, which may take"),
+                    HasSubstr("8388608 bytes"), HasSubstr("the limit is option budget_bytes, not the disks"),
+                    ContainsRegex(a.path + " has [0-9]+ bytes free"), ContainsRegex(b.path + " has [0-9]+ bytes free"),
+                    HasSubstr("raise it"), HasSubstr("cpu_state_budget")));
   t.overrides.push_back(kState + "cpu_state_budget=4210688");
   EXPECT_EQ(run(t).error, "");
+}
+
+TEST(Nvme, RefusesAPlanThatTheDisksCannotHold) {
+  LoopFs disk(8, 512);
+  if (!disk.missing.empty()) GTEST_SKIP() << disk.missing;
+  Trial t = on_disk({}, disk.path);
+  t.world = 2;
+  t.stage = 1;
+  t.model = vectors({1 << 20}, STRATA_BF16);
+  std::string errors[2];
+  run_body(t, [&](int rank, strata_engine* e) { errors[rank] = build_model(e, t.model); });
+  for (int rank : {0, 1}) {
+    const std::string number = "rank " + std::to_string(rank);
+    EXPECT_THAT(
+        errors[rank],
+        AllOf(HasSubstr("6291456 bytes) on nvme for " + number), HasSubstr("the limit is what the disks have free"),
+              ContainsRegex(disk.path + " has [0-9]+ bytes free"), HasSubstr(number + " is one of 2"),
+              HasSubstr("name more disks"), Not(HasSubstr("budget_bytes"))));
+  }
 }
 
 TEST(Nvme, SaysWhenNothingIsOnDisk) {
@@ -333,13 +358,14 @@ TEST(Nvme, SaysWhenNothingIsOnDisk) {
                  "zero_optimization.param_persistence_threshold=0"};
   t.log = [&](strata_log_level, const std::string& line) { lines += line + "\n"; };
   ASSERT_EQ(run(t).error, "");
-  EXPECT_THAT(lines, AllOf(HasSubstr("no weight shards on disk"), HasSubstr("max_in_cpu = 1000000000")));
+  EXPECT_THAT(lines, AllOf(HasSubstr("no weight shards on disk"), HasSubstr("max_in_cpu = 1000000000, the default")));
   EXPECT_THAT(lines, testing::Not(HasSubstr("no optimizer state on disk")));
   lines.clear();
   t.overrides.push_back(kParam + "max_in_cpu=0");
   t.overrides.push_back(kState + "cpu_state_budget=1e9");
   ASSERT_EQ(run(t).error, "");
-  EXPECT_THAT(lines, HasSubstr("no optimizer state on disk"));
+  EXPECT_THAT(lines,
+              HasSubstr("no optimizer state on disk: cpu_state_budget = 1000000000 keeps optimizer state in host"));
   EXPECT_THAT(lines, testing::Not(HasSubstr("weight shards on disk")));
   lines.clear();
   t.overrides.push_back(kParam + "max_in_cpu=10");
@@ -347,6 +373,62 @@ TEST(Nvme, SaysWhenNothingIsOnDisk) {
   ASSERT_EQ(run(t).error, "");
   EXPECT_THAT(lines, AllOf(HasSubstr("max_in_cpu = 10 keeps no weight shards"),
                            HasSubstr("cpu_state_budget = 10 keeps no optimizer state")));
+}
+
+// Whatever else may keep params out of a tier: those that stay whole on every rank have no shards.
+TEST(Nvme, SaysThatNoParamIsLargeEnoughForATier) {
+  DiskDir dir;
+  struct Asked {
+    std::string device, max_in_cpu, threshold, says;
+  };
+  for (const Asked& a : std::vector<Asked>{{"nvme", "0", "", "on disk: no param has more elements than"},
+                                           {"nvme", "1000", "", "threshold = 100000, the default: all"},
+                                           {"nvme", "1000000000", "200000", "threshold = 200000: all"},
+                                           {"cpu", "", "", "in host memory: no param has more elements than"},
+                                           {"cpu", "", "0", ""},
+                                           {"nvme", "0", "0", ""}}) {
+    std::string lines;
+    Trial t = on_disk({}, dir.path);
+    t.stage = 3;
+    t.offload_param = a.device;
+    if (a.device == "nvme") {
+      t.overrides.push_back(kParam + "nvme_path=" + dir.path);
+      t.overrides.push_back(kParam + "max_in_cpu=" + a.max_in_cpu);
+    }
+    if (!a.threshold.empty()) t.overrides.push_back("zero_optimization.param_persistence_threshold=" + a.threshold);
+    t.log = [&](strata_log_level, const std::string& line) { lines += line + "\n"; };
+    ASSERT_EQ(run(t).error, "");
+    EXPECT_EQ(lines.find("no weight shards ") != std::string::npos, !a.says.empty()) << lines;
+    EXPECT_THAT(lines, AllOf(HasSubstr(a.says), Not(HasSubstr("max_in_cpu"))));
+  }
+}
+
+// Also why no state is there: it is elsewhere by one setting, or by two, or there is none.
+TEST(Nvme, SaysWhereAllOfTheStateIs) {
+  DiskDir dir;
+  struct Asked {
+    std::vector<std::string> settings;
+    bool frozen;
+    std::string says;
+  };
+  for (const Asked& a : std::vector<Asked>{
+           {{}, true, "no param is trained"},
+           {{kState + "ratio=0"}, false, "ratio = 0 keeps optimizer state on the device"},
+           {{kState + "device_state_budget=1000000000"}, false, "device_state_budget = 1000000000 keeps"},
+           {{kState + "device_state_budget=60000", kState + "cpu_state_budget=1000000000"},
+            false,
+            "device_state_budget = 60000 keeps optimizer state on the device and cpu_state_budget = 1000000000 "
+            "keeps"}}) {
+    std::string lines;
+    Trial t = on_disk({}, dir.path);
+    t.gpu = "gpu_sim";
+    t.device_updates = !a.settings.empty();
+    t.overrides.insert(t.overrides.end(), a.settings.begin(), a.settings.end());
+    for (ModelParam& p : t.model.params) p.frozen = p.frozen || a.frozen;
+    t.log = [&](strata_log_level, const std::string& line) { lines += line + "\n"; };
+    run_body(t, [&](int, strata_engine* e) { EXPECT_EQ(build_model(e, t.model), ""); });
+    EXPECT_THAT(lines, HasSubstr("no optimizer state on disk: " + a.says));
+  }
 }
 
 TEST(Nvme, RefusesWhatHostMemoryCannotHold) {

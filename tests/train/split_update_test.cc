@@ -232,8 +232,9 @@ TEST(WriteParam, WaitsForWhatTheHostsStreamReads) {
 // Said once, at commit, by one rank; and not where there is something to split.
 TEST(SplitUpdate, NothingToSplitIsSaid) {
   for (const auto& [keeps, why] : std::vector<std::pair<std::string, std::string>>{
-           {kOffload + "device_state_budget=1000000000", "device_state_budget (1000000000) keeps all optimizer state"},
-           {kOffload + "ratio=0", "ratio (0"},
+           {kOffload + "device_state_budget=1000000000",
+            "device_state_budget = 1000000000 keeps optimizer state on the device"},
+           {kOffload + "ratio=0", "ratio = 0 keeps"},
            {"frozen", "no param is trained"},
            {kOffload + "device_state_budget=" + std::to_string(12 * 20480), ""}}) {
     Trial t = offloaded({kOffload + "split_update=true", kOffload + "pin_memory=true"});
@@ -282,7 +283,7 @@ TEST(SplitUpdate, ADeviceThatIsTooSmallIsRefusedByThePlan) {
       for (const std::string& error : {mine, other}) {
         EXPECT_THAT(error, testing::AllOf(testing::HasSubstr("free of"), testing::HasSubstr("(1000000 bytes)"),
                                           testing::HasSubstr("the plan needs"), testing::HasSubstr(key),
-                                          testing::HasSubstr("reduce_bucket_size (500000000)")));
+                                          testing::HasSubstr("reduce_bucket_size (500000000, the default)")));
         EXPECT_EQ(error.find("max_live_parameters") != std::string::npos, stage == 3) << error;
       }
     }
@@ -312,15 +313,44 @@ TEST(SplitUpdate, WhatCannotBeIsRefusedByName) {
   Trial t;
   t.offload_optimizer = "cpu";
   for (const Refused& r :
-       std::vector<Refused>{{{kOffload + "split_update=true"}, "has no memory of its own"},
-                            {{kOffload + "ratio=0.5"}, "has no memory of its own"},
-                            {{kOffload + "split_share=0.5"}, "split_update` is false"},
+       std::vector<Refused>{{{kOffload + "split_share=0.5"}, "split_update` is false"},
                             {{kOffload + "split_share=1.5", kOffload + "split_update=true"}, "split_share"},
                             {{kOffload + "ratio=0.5", kOffload + "device_state_budget=1000"}, "give one"},
                             {{kOffload + "device=none", kOffload + "ratio=0.5"}, "all of it is on the device"},
                             {{"plugins.device_optimizer=null"}, "the device has no part in the update"}}) {
     t.overrides = r.overrides;
     EXPECT_THAT(run(t).error, testing::HasSubstr(r.says));
+  }
+}
+
+// Each key that asks for a device with memory, as it was given, with what it does and which device has none.
+TEST(SplitUpdate, ADeviceWithoutMemoryIsNamedWithTheKeysThatWantOne) {
+  Trial t;
+  t.offload_optimizer = "cpu";
+  const std::string none = "` = \"device_host\" (default) has no memory of its own";
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"split_update", "true"}, {"device_state_budget", "1000"}, {"ratio", "0.5"}}) {
+    const std::string given = kOffload + key + "=" + value;
+    t.overrides = {given};
+    const std::string error = run(t).error;
+    EXPECT_THAT(error, testing::HasSubstr("override " + given + ": `" + kOffload + key + "` = " + value));
+    EXPECT_THAT(error,
+                testing::AllOf(testing::HasSubstr("`plugins.device" + none), testing::HasSubstr("Remove the key")));
+    for (const char* other : {"split_update", "device_state_budget", "ratio"}) {
+      EXPECT_EQ(error.find(other) != std::string::npos, key == other) << error;
+    }
+  }
+  t.overrides = {kOffload + "split_update=true", kOffload + "ratio=0.5"};
+  EXPECT_THAT(run(t).error,
+              testing::AllOf(testing::HasSubstr("split_update` = true"), testing::HasSubstr("ratio` = 0.5")));
+}
+
+// What a warning says to have no effect has none: it is not refused later on for what it would have done.
+TEST(SplitUpdate, KeysThatAreOnlyWarnedAboutAskNothingOfTheDevice) {
+  for (const char* key : {"ratio=0.5", "device_state_budget=1000", "split_update=true"}) {
+    Trial t;
+    t.overrides = {"no_effect_keys=warn", kOffload + "device=none", kOffload + key};
+    EXPECT_EQ(run(t).error, "") << key;
   }
 }
 

@@ -343,8 +343,7 @@ TEST(Trace, APathThatCannotBeWrittenIsRefusedAtCommit) {
   const Folder folder;
   write_file(folder.path / "file", "");
   std::filesystem::create_directories(folder.path / "taken" / "rank0.json");
-  const std::pair<std::string, std::string> cases[] = {
-      {"missing/trace", "cannot make the folder"}, {"file", "Not a directory"}, {"taken", "it is a folder"}};
+  const std::pair<std::string, std::string> cases[] = {{"file", "Not a directory"}, {"taken", "it is a folder"}};
   for (const auto& [path, why] : cases) {
     Log log;
     const std::string whole = (folder.path / path).string();
@@ -357,6 +356,33 @@ TEST(Trace, APathThatCannotBeWrittenIsRefusedAtCommit) {
     EXPECT_TRUE(log.with("trace", STRATA_LOG_WARN).empty()) << path;
     EXPECT_FALSE(std::filesystem::exists(folder.path / path / "rank0.json.part"));
   }
+}
+
+// Before anything else is done, on every rank, by the directory that is missing. What is there already is enough.
+TEST(Trace, ADirectoryThatIsNotThereIsRefusedAtOpen) {
+  const Folder folder;
+  write_file(folder.path / "file", "");
+  const std::string missing = (folder.path / "missing").string(), file = (folder.path / "file").string();
+  for (const auto& [path, says] : {std::pair{missing + "/trace", missing + ": no such directory"},
+                                   {missing + "/trace/", missing + ": no such directory"},
+                                   {file + "/trace", file + ": is no directory"}}) {
+    std::string errors[2];
+    strata_status codes[2];
+    std::vector<std::thread> ranks;
+    for (int rank : {0, 1}) {
+      ranks.emplace_back([&, rank, path = path] {
+        const Trial t = {.world = 2, .overrides = {"trace.path=" + path}};
+        strata_close(open_rank(t, "no-directory-for-a-trace" + path, rank, &errors[rank], nullptr, &codes[rank]));
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    for (int rank : {0, 1}) {
+      EXPECT_EQ(codes[rank], STRATA_NOT_FOUND) << errors[rank];
+      EXPECT_NE(errors[rank].find("trace.path"), std::string::npos) << errors[rank];
+      EXPECT_NE(errors[rank].find(says), std::string::npos) << errors[rank];
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(missing));
 }
 
 TEST(Trace, ARankWithoutAFileStopsAllAtCommit) {

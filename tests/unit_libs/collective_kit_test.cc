@@ -69,7 +69,7 @@ TEST(Call, RefusesWithTheItemAndTheReason) {
   for (const auto& [given, reason] : wrong) {
     const std::string text = refused(given);
     EXPECT_THAT(text, HasSubstr(reason)) << op_name(given.op);
-    EXPECT_THAT(text, HasSubstr("call 7, " + std::string(op_name(given.op)) + " \"here\": item 0 ("));
+    EXPECT_THAT(text, HasSubstr("call 7, " + std::string(op_name(given.op)) + " [here]: item 0 ("));
   }
   EXPECT_THAT(refused({Op::kBroadcast, a, a}, kWorld), HasSubstr("root 3 in a world of 3"));
 }
@@ -85,13 +85,32 @@ TEST(Post, DifferenceNamesBothSides) {
   b.tag = 0x2f;
   EXPECT_FALSE(same(a, b));
   const std::string text = difference(a, 0, b, 2);
-  for (const char* part :
-       {"call 3: rank 0 is in all_gather \"layer3\"", "rank 2 in all_gather", "tag 0x2f", "2 items"}) {
+  for (const char* part : {"call 3: rank 0 is in all_gather [layer3]", "rank 2 in all_gather", "tag 0x2f", "2 items"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   EXPECT_EQ(difference(1, Shape{8, STRATA_F32, STRATA_F32}, Shape{8, STRATA_F32, STRATA_F32}), "");
   EXPECT_EQ(difference(1, Shape{8, STRATA_F32, STRATA_F32}, Shape{4, STRATA_BF16, STRATA_F32}),
             "; item 1 is 8 x f32 to f32 there and 4 x bf16 to f32 here");
+}
+
+// Labels of the engine name units, and those in quotes.
+TEST(Post, LabelsWithQuotesStayReadable) {
+  const char* const label = "gather of unit \"layer3\"";
+  Post a{}, b{};
+  a.op = b.op = Op::kAllGather;
+  b.tag = 1;
+  std::strcpy(a.label, label);
+  const std::string title = "all_gather [gather of unit \"layer3\"]";
+  EXPECT_THAT(difference(a, 0, b, 1), testing::AllOf(HasSubstr("rank 0 is in " + title + " (0 bytes"),
+                                                     HasSubstr("rank 1 in all_gather (0 bytes")));
+  strata_coll_args args{};
+  args.label = label;
+  Call call(0, 1);
+  EXPECT_EQ(call.read(5, Op::kAllGather, args).text(), "");
+  EXPECT_EQ(call.what, "call 5, " + title);
+  args.label = nullptr;
+  EXPECT_EQ(call.read(6, Op::kBarrier, args).text(), "");
+  EXPECT_EQ(call.what, "call 6, barrier");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/manifest/manifest_keys.h"
 #include "tests/unit_manifest/manifest_text.h"
 
 namespace strata {
@@ -201,6 +202,42 @@ TEST(ManifestRules, Contradictions) {
 TEST(ManifestRules, AWrongValueDoesNotCauseFollowUpErrors) {
   EXPECT_EQ(refusal("[zero_optimization]\nstage = 7\nmax_live_parameters = 1"),
             "m.toml:2:1: `zero_optimization.stage` must be at most 3, got 7");
+}
+
+TEST(ManifestRules, WhatIsOnlyWarnedAboutIsNotThereAfterwards) {
+  for (const char* key : {"ratio = 0.5", "device_state_budget = 1000", "split_update = true"}) {
+    std::vector<std::string> warnings;
+    const Settings s = accepted("no_effect_keys = \"warn\"\n[zero_optimization.offload_optimizer]\n" + std::string(key),
+                                {}, &warnings);
+    EXPECT_THAT(warnings, ElementsAre(HasSubstr("has no effect")));
+    EXPECT_FALSE(s.zero_optimization.offload_optimizer.uses_device()) << key;
+  }
+}
+
+// Errors do not cite a default as if somebody had written it.
+TEST(ManifestRules, ValuesInWordsSayWhichAreDefaults) {
+  const Settings s =
+      accepted("threads = 4\n[zero_optimization]\nstage = 3\nstage3_max_live_parameters = 1e9\n", {"log_level=warn"});
+  EXPECT_EQ(value_in_words(s, "threads"), "4");
+  EXPECT_EQ(value_in_words(s, "zero_optimization.max_live_parameters"), "1000000000")
+      << "given, though it is the default";
+  EXPECT_EQ(value_in_words(s, "zero_optimization.sub_group_size"), "1000000000, the default");
+  EXPECT_EQ(value_in_words(s, "log_level"), "warn");
+  EXPECT_EQ(value_in_words(s, "zero_optimization.offload_param.device"), "none, the default");
+}
+
+TEST(ManifestRules, ThePlaceOfTheTraceIsThatOfItsLastName) {
+  Settings s = accepted("");
+  s.manifest_dir = "/runs";
+  for (const auto& [path, parent] : std::vector<std::pair<std::string, std::string>>{{"trace", "/runs"},
+                                                                                     {"trace/", "/runs"},
+                                                                                     {"a/b", "/runs/a"},
+                                                                                     {"/x/y", "/x"},
+                                                                                     {"/x", "/"},
+                                                                                     {"../t", "/runs/.."}}) {
+    s.trace.path = path;
+    EXPECT_EQ(s.trace_parent(), parent) << path;
+  }
 }
 
 }  // namespace

@@ -244,14 +244,57 @@ TEST(Manifest, WhatCouldBeReadIsKeptForFurtherChecks) {
 }
 
 TEST(Manifest, SyntaxAndDuplicates) {
-  EXPECT_THAT(refusal("threads = 1\nthreads = 2"), StartsWith("m.toml:2:"));
   EXPECT_THAT(refusal("threads = "), StartsWith("m.toml:1:"));
-  EXPECT_THAT(refusal("[zero_optimization]\n[zero_optimization]"), StartsWith("m.toml:2:"));
   EXPECT_THAT(refusal("[\n"), StartsWith("m.toml:1:"));
   EXPECT_THAT(refusal("a = \"\xff\""), StartsWith("m.toml:1:"));
   EXPECT_EQ(refusal("[zero_optimization]\nstage = 3\nmax_live_parameters = 5\nstage3_max_live_parameters = 5"),
             "m.toml:4:1: `zero_optimization.stage3_max_live_parameters` is the same key as "
             "`zero_optimization.max_live_parameters` (m.toml:3:1): give one of them");
+}
+
+struct Twice {
+  const char* text;
+  const char* again;  // where it is refused
+  const char* first;  // where it stands first; "": not told
+};
+
+// A key or a table that is there already: with both places, however each is written.
+TEST(Manifest, WhatIsDefinedTwiceIsNamedWithBothPlaces) {
+  for (const Twice& t :
+       std::vector<Twice>{{"threads = 1\n# threads = 5\nthreads = 2", "m.toml:3:", "m.toml:1:1"},
+                          {"[zero_optimization]\nstage = 1\n[trace]\n[zero_optimization]", "m.toml:4:", "m.toml:1:2"},
+                          {"[trace]\nsteps = 1\n[zero_optimization]\nstage = 1\nstage = 2", "m.toml:5:", "m.toml:4:1"},
+                          {"zero_optimization.stage = 3\n\nzero_optimization.stage = 2", "m.toml:3:", "m.toml:1:19"},
+                          {"zero_optimization.stage = 3\n[zero_optimization]", "m.toml:2:", "m.toml:1:1"},
+                          {"[a]\nb.c = 1\n[a.b]", "m.toml:3:", "m.toml:2:1"},
+                          {"[a.b]\nc = 1\n[a]\nb.d = 1", "m.toml:4:", "m.toml:1:4"},
+                          {"[a.b]\n[a]\n[a]", "m.toml:3:", "m.toml:2:1"},  // its own header, not that of what is in it
+                          {"a = 3\n[a.b]", "m.toml:2:", "m.toml:1:1"},
+                          {"a = {b = 1}\n[a.c]", "m.toml:2:", "m.toml:1:1"},
+                          {"[[a]]\n[a]", "m.toml:2:", "m.toml:1:3"},
+                          {"'threads' = 1\n\"thr\\u0065ads\" = 2", "m.toml:2:", "m.toml:1:1"},
+                          {"[plugin.'a.b']\n[plugin.a]\n[plugin.\"a.b\"]", "m.toml:3:", "m.toml:1:9"},
+                          {"s = \"\"\"\nthreads = 5\n\"\"\"\nthreads = 1\nthreads = 2", "m.toml:5:", "m.toml:4:1"},
+                          {"a = 1\na = '''\nx'''", "m.toml:2:", "m.toml:1:1"},
+                          {"threads = 1\r\nthreads = 2\r\n", "m.toml:2:", "m.toml:1:1"},
+                          {"  [ a . b ] # = 1\n\t[a.b] # b = 2", "m.toml:2:", "m.toml:1:9"},
+                          // What the line itself does not tell is not guessed.
+                          {"a = {b = 1, b = 2}", "m.toml:1:", ""},
+                          {"a.x = 1\na.y = {b = 1, b = 2}", "m.toml:2:", ""},
+                          {"[[a]]\nb = 1\nb = 2", "m.toml:3:", ""},
+                          {"[[a]]\n[a.b]\n[a.b]", "m.toml:3:", ""},
+                          {"'a=b' = 1\n'a=b' = 2", "m.toml:2:", ""},
+                          {"a = [\n  {b = 1, b = 2}]", "m.toml:2:", ""},
+                          {"a = 1\nb = [\n\n", "m.toml:", ""},
+                          {"a = 1\na", "m.toml:2:", ""},
+                          {"a = 1\na =", "m.toml:2:", ""},
+                          {"[a]\n[a", "m.toml:2:", ""}}) {
+    const std::string error = refusal(t.text);
+    EXPECT_THAT(error, StartsWith(t.again)) << t.text;
+    const std::string before_it = "; it first stands at ";
+    const size_t at = error.find(before_it);
+    EXPECT_EQ(at == std::string::npos ? "" : error.substr(at + before_it.size()), t.first) << t.text << "\n" << error;
+  }
 }
 
 TEST(Manifest, AllErrorsOfAFileAreReported) {

@@ -17,7 +17,9 @@
  * - Functions return a strata_status. The text of the last failure on this thread is strata_last_error().
  * - One thread at a time per engine ([control]), any thread. Calls from inside an engine callback, or in a forked
  *   child, return FAILED_PRECONDITION.
- * - Calls marked [collective] are made by all ranks in the same order; each has the manifest's deadline.
+ * - Calls marked [collective] are made by all ranks in the same order; each has the manifest's deadline. What
+ *   opens, commits, reads and writes tensors, saves and loads ends alike on all of them: with the code of the rank that
+ *   failed (of several, the first), and a text that names it and says why.
  * - Structs are zeroed and their struct_size set by the caller (STRATA_INIT does both).
  * - A failed background update makes the engine FAILED: every call but query, load and close returns its error.
  */
@@ -94,7 +96,8 @@ typedef struct strata_engine_args {
 } strata_engine_args;
 
 /* Reads the manifest, loads the plugins, meets the other ranks. Allocates nothing large. On failure *out is NULL and
- * nothing is left behind. [collective] INVALID_ARGUMENT (file:line:column), NOT_FOUND, DEADLINE_EXCEEDED */
+ * nothing is left behind. [collective] INVALID_ARGUMENT (file:line:column), NOT_FOUND, DEADLINE_EXCEEDED (also where
+ * another rank ended before it could meet the others: with a manifest that cannot be read, for one) */
 STRATA_API strata_status STRATA_CALL strata_open(const strata_engine_args* args, strata_engine** out);
 /* Joins a running update and frees everything; NULL is fine. Does not wait for other ranks. Does nothing when called
  * from inside a callback of this engine. */
@@ -189,7 +192,7 @@ STRATA_API strata_status STRATA_CALL strata_read_param(strata_engine* engine, st
  * [collective at stage 3 and after an update at stages 1 and 2] RESOURCE_EXHAUSTED (max_live_parameters) */
 STRATA_API strata_status STRATA_CALL strata_fetch(strata_engine* engine, strata_unit unit, const strata_stream* stream);
 /* Gives the weights back; views of them end here. With check_weights = true also [collective]: when a rank wrote into
- * them it gets FAILED_PRECONDITION and the others ABORTED; the old values are back, and the unit is released. */
+ * them, FAILED_PRECONDITION names it and the param; the old values are back, and the unit is released. */
 STRATA_API strata_status STRATA_CALL strata_release(strata_engine* engine, strata_unit unit,
                                                     const strata_stream* stream);
 /* Shape, dtype and, while its unit is fetched, data of a param. A released param has its shape, data NULL, and the
@@ -330,8 +333,8 @@ STRATA_API strata_status STRATA_CALL strata_get_plugin_interface(strata_engine* 
 
 /* Saves to <root>/<tag>, atomically; `latest` names it afterwards. A checkpoint that is there is replaced: whenever the
  * run ends, the old or the new one is whole. Makes `root`, but not its parent. Between steps only (no open
- * micro-batch). Joins the update. [collective] ALREADY_EXISTS (rank 0): what is there is no checkpoint, or has other
- * files in it */
+ * micro-batch). Joins the update. [collective] ALREADY_EXISTS: what is there is no checkpoint, or has other files in
+ * it */
 STRATA_API strata_status STRATA_CALL strata_save(strata_engine* engine, const char* root, const char* tag);
 /* Loads <root>/<tag> (NULL: what `latest` names), saved at any world size and stage, into the registered params: every
  * param and array must be there. [collective] NOT_FOUND, on all ranks: there is no such checkpoint; with tag NULL, none
@@ -341,7 +344,7 @@ STRATA_API strata_status STRATA_CALL strata_save(strata_engine* engine, const ch
  * shape or dtype. UNAVAILABLE: another job replaced it meanwhile */
 STRATA_API strata_status STRATA_CALL strata_load(strata_engine* engine, const char* root, const char* tag);
 /* Writes every param's weight into one file, without a gather; its directory must be there. [collective]
- * ALREADY_EXISTS (rank 0): a file is never replaced */
+ * ALREADY_EXISTS: a file is never replaced */
 STRATA_API strata_status STRATA_CALL strata_export_weights(strata_engine* engine, const char* path);
 /* Values of the host's own that travel with checkpoints ("tokens", "epoch"), UTF-8; NULL removes one; load replaces
  * them. */

@@ -35,6 +35,9 @@ typedef struct strata_offload_caps {
   /* How long, at the call, at least one transfer was under way since `open`, also one of the tier's own; of several
    * disks the mean over them. 0: the tier does not keep it. */
   uint64_t busy_ns;
+  /* What budget_bytes comes from and how it could be more, to go on with in an error: "the limit is what the disks have
+   * free: ...; free some". [self]; NULL: the tier does not say. */
+  const char* budget_reason;
 } strata_offload_caps;
 
 typedef struct strata_io_args {
