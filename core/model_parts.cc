@@ -4,8 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -122,29 +120,28 @@ void sizes_in(const std::string& directory, int* tensors, int* stages) {
   }
 }
 
-// A name that a commit of the plugin gives to a file.
-bool is_file_of_checkpoint(const std::string& name) {
-  const auto digit = [](unsigned char c) { return std::isdigit(c) != 0; };
-  return name == "index.h5" || name == "weights.h5" ||
-         (name.size() == 12 && name.compare(0, 4, "rank") == 0 && name.compare(9, 3, ".h5") == 0 &&
-          std::all_of(name.begin() + 4, name.begin() + 9, digit));
+std::vector<fs::path> entries_of(const std::string& directory, std::error_code* error) {
+  std::vector<fs::path> all;
+  for (auto it = fs::directory_iterator(directory, *error); it != fs::end(it); it.increment(*error)) {
+    all.push_back(it->path());
+  }
+  return all;
 }
 
-// What is no part of the checkpoint in this directory, at any depth; "" when there is nothing else in it.
-std::string stranger_in(const std::string& directory, const std::string& tag) {
+// What is neither a part of a model nor, in a part, what a save of it leaves there; "" when there is nothing else. Of
+// the checkpoints themselves the plugin knows.
+std::string stranger_in(const std::string& directory, const std::string& tag, std::vector<std::string>* parts) {
   if (!is_directory(directory)) return directory;
   std::error_code error;
-  for (auto it = fs::recursive_directory_iterator(directory, error); it != fs::end(it); it.increment(error)) {
-    const std::string name = it->path().filename();
-    int tensors, stages;
-    bool known = false;
-    if (is_directory(it->path())) {
-      known = it.depth() == 0 ? read_part_name(name, &tensors, &stages) : it.depth() == 1 && name == tag;
-    } else {
-      known =
-          it.depth() == 1 ? name == "latest" || name == ".latest.next" : it.depth() == 2 && is_file_of_checkpoint(name);
+  int tensors, stages;
+  for (const fs::path& part : entries_of(directory, &error)) {
+    if (!is_directory(part) || !read_part_name(part.filename(), &tensors, &stages)) return part;
+    parts->push_back(part);
+    for (const fs::path& entry : entries_of(part, &error)) {
+      const std::string name = entry.filename();
+      const bool names_latest = (name == "latest" || name == ".latest.next") && !is_directory(entry);
+      if (name != tag && !names_latest) return entry;
     }
-    if (!known) return it->path();
   }
   return error ? directory : "";
 }
@@ -197,11 +194,19 @@ Status ModelParts::make_room() {
 }
 
 Status ModelParts::require_replaceable() const {
-  const std::string stranger = exists(committed_) ? stranger_in(committed_, tag_) : "";
-  if (stranger.empty()) return Ok();
-  return {STRATA_ALREADY_EXISTS, committed_ + " is there, is no checkpoint of a model in parts" +
-                                     (stranger == committed_ ? "" : " alone (" + stranger + ")") +
-                                     ", and is not replaced"};
+  if (!exists(committed_)) return Ok();
+  std::vector<std::string> parts;
+  const std::string stranger = stranger_in(committed_, tag_, &parts);
+  if (!stranger.empty()) {
+    return {STRATA_ALREADY_EXISTS, committed_ + " is there, is no checkpoint of a model in parts" +
+                                       (stranger == committed_ ? "" : " alone (" + stranger + ")") +
+                                       ", and is not replaced"};
+  }
+  for (const std::string& part : parts) {
+    const strata_status code = checkpoint_.api()->may_replace(checkpoint_.self(), part.c_str(), tag_.c_str());
+    STRATA_RETURN_IF_ERROR(take_failure(code));
+  }
+  return Ok();
 }
 
 void ModelParts::abandon() const {

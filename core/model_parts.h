@@ -11,14 +11,16 @@
 
 #include <string>
 
+#include "core/backends.h"
 #include "core/places.h"
 
 namespace strata {
 
 class ModelParts {
  public:
-  ModelParts(const Places& places, std::string root, std::string tag)
+  ModelParts(const Places& places, const Checkpoint& checkpoint, std::string root, std::string tag)
       : places_(places),
+        checkpoint_(checkpoint),
         root_(std::move(root)),
         tag_(std::move(tag)),
         committed_(root_ + "/" + tag_),
@@ -51,6 +53,7 @@ class ModelParts {
   Status take_name() const;
 
   const Places& places_;
+  const Checkpoint& checkpoint_;
   const std::string root_, tag_, committed_, partial_, replaced_;
   int lock_ = -1;  // of rank 0
 };

@@ -156,7 +156,7 @@ Status Snapshot::save(const std::string& root, const std::string& tag, const Run
   const std::string what = "save of \"" + root + "/" + tag + "\"";
   uint64_t save_id = 0;
   STRATA_RETURN_IF_ERROR(begin_save(what, &save_id));
-  ModelParts parts(layout_.places, root, tag);
+  ModelParts parts(layout_.places, checkpoint_, root, tag);
   STRATA_RETURN_IF_ERROR(make_room(parts, what));
   Description description(*this, false, save_id);
   description.add_run(run);

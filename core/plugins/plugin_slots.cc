@@ -166,11 +166,11 @@ Interface optimizer() {
 Interface checkpoint() {
   using T = strata_checkpoint_api;
   return {STRATA_CHECKPOINT,
-          END_OF(T, export_weights),
+          END_OF(T, may_replace),
           sizeof(T),
           {REQUIRED(T, open), REQUIRED(T, close), REQUIRED(T, write), REQUIRED(T, commit), REQUIRED(T, abandon),
            REQUIRED(T, load_open), REQUIRED(T, load_info), REQUIRED(T, load_read), REQUIRED(T, load_close),
-           REQUIRED(T, export_weights)}};
+           REQUIRED(T, export_weights), REQUIRED(T, may_replace)}};
 }
 #undef END_OF
 #undef REQUIRED

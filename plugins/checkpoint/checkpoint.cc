@@ -124,6 +124,13 @@ strata_status STRATA_CALL export_weights(strata_ckpt* self, const strata_ckpt_sa
   });
 }
 
+strata_status STRATA_CALL may_replace(strata_ckpt* self, const char* root, const char* tag) {
+  return guard(self->host, "checkpoint", [&] {
+    check_tag(tag);
+    require_replaceable(with_slash_stripped(root) + "/" + tag);
+  });
+}
+
 const strata_checkpoint_api kApi = {sizeof(strata_checkpoint_api),
                                     STRATA_ABI_MINOR,
                                     open,
@@ -135,7 +142,8 @@ const strata_checkpoint_api kApi = {sizeof(strata_checkpoint_api),
                                     load_info,
                                     load_read,
                                     load_close,
-                                    export_weights};
+                                    export_weights,
+                                    may_replace};
 
 const void* STRATA_CALL get_interface(const char* id) { return std::string(id) == STRATA_CHECKPOINT ? &kApi : nullptr; }
 

@@ -185,7 +185,7 @@ void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
     if (save.has_weights) finish_weights(save);
     remove_strangers(save, d);
     write_index(save, d);
-    require_replaceable(save);
+    require_replaceable(save.committed);
     is_new = !exists(save.committed);
     write_announcement(save.root, tag);
     if (is_new) announce(save.root, tag);

@@ -57,20 +57,20 @@ void put_right(const strata_ckpt_save& save) {
     ::rmdir(save.committed.c_str());  // does nothing unless it is empty
     if (!exists(save.committed)) rename_new(save.replaced, save.committed);
   }
-  require_replaceable(save);
+  require_replaceable(save.committed);
   ::unlink(save.partial.c_str());  // goes if it is a file: other ranks may be at work in it, or make it at this moment
   clear(save, committing_path(save));
   if (!is_directory(save.replaced) || exists(save.committed + "/index.h5")) clear(save, save.replaced);
 }
 
-void require_replaceable(const strata_ckpt_save& save) {
-  if (!exists(save.committed)) return;
-  if (!is_directory(save.committed)) {
-    raise(STRATA_ALREADY_EXISTS, save.committed, ": is there, is no checkpoint, and is not replaced");
+void require_replaceable(const std::string& committed) {
+  if (!exists(committed)) return;
+  if (!is_directory(committed)) {
+    raise(STRATA_ALREADY_EXISTS, committed, ": is there, is no checkpoint, and is not replaced");
   }
-  for (const std::string& name : list_directory(save.committed)) {
-    if (is_part(name) && !is_directory(save.committed + "/" + name)) continue;
-    raise(STRATA_ALREADY_EXISTS, save.committed, ": has '", name,
+  for (const std::string& name : list_directory(committed)) {
+    if (is_part(name) && !is_directory(committed + "/" + name)) continue;
+    raise(STRATA_ALREADY_EXISTS, committed, ": has '", name,
           "' in it, which is no part of a checkpoint, and is not replaced");
   }
 }

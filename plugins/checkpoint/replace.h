@@ -22,7 +22,7 @@ std::string directory_of(const std::string& root, const std::string& tag);
 // becomes the latest; what cannot be removed is moved to <root>/.<tag>.left.<k>. Raises as require_replaceable does.
 void put_right(const strata_ckpt_save& save);
 // ALREADY_EXISTS when the name is taken by anything that is no checkpoint.
-void require_replaceable(const strata_ckpt_save& save);
+void require_replaceable(const std::string& committed);
 // From here on the save's partial directory is another one, rank 0's own.
 void take_partial(strata_ckpt_save& save);
 // It becomes the checkpoint. False when that took two renames.

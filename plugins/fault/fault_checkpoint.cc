@@ -22,7 +22,8 @@ const Interface kCheckpoint = {STRATA_CHECKPOINT,
                                 {"load_info", true, false},
                                 {"load_read", true, false},
                                 {"load_close", false, false},
-                                {"export_weights", true, false}}};
+                                {"export_weights", true, false},
+                                {"may_replace", true, false}}};
 
 namespace {
 
@@ -76,6 +77,10 @@ strata_status STRATA_CALL ckpt_export_weights(strata_ckpt* self, const strata_ck
                          [&] { return self->api->export_weights(self->inner, args, phase, inout); });
 }
 
+strata_status STRATA_CALL ckpt_may_replace(strata_ckpt* self, const char* root, const char* tag) {
+  return self->shim.call("may_replace", 0, [&] { return self->api->may_replace(self->inner, root, tag); });
+}
+
 }  // namespace
 
 const strata_checkpoint_api checkpoint_table = {
@@ -91,6 +96,7 @@ const strata_checkpoint_api checkpoint_table = {
     ckpt_load_read,
     ckpt_load_close,
     ckpt_export_weights,
+    ckpt_may_replace,
 };
 
 }  // namespace strata::fault

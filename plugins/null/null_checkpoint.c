@@ -74,6 +74,11 @@ static strata_status STRATA_CALL ckpt_export_weights(strata_ckpt* self, const st
   return *inout ? STRATA_OK : new_save(self, inout); /* a later phase goes on with the first one's */
 }
 
+static strata_status STRATA_CALL ckpt_may_replace(strata_ckpt* self, const char* root, const char* tag) {
+  (void)self, (void)root, (void)tag;
+  return STRATA_OK; /* it leaves nothing that could be in the way */
+}
+
 const strata_checkpoint_api null_checkpoint = {
     .struct_size = sizeof(strata_checkpoint_api),
     .abi_minor = STRATA_ABI_MINOR,
@@ -87,4 +92,5 @@ const strata_checkpoint_api null_checkpoint = {
     .load_read = ckpt_load_read,
     .load_close = ckpt_load_close,
     .export_weights = ckpt_export_weights,
+    .may_replace = ckpt_may_replace,
 };

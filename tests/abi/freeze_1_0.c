@@ -377,7 +377,7 @@ FIELD(strata_ckpt_info, param_stride, 40, uint64_t);
 FIELD(strata_ckpt_info, meta, 48, const strata_option *);
 FIELD(strata_ckpt_info, meta_count, 56, uint64_t);
 FIELD(strata_ckpt_info, meta_stride, 64, uint64_t);
-SIZE(strata_checkpoint_api, 88);
+SIZE(strata_checkpoint_api, 96);
 FIELD(strata_checkpoint_api, struct_size, 0, uint32_t);
 FIELD(strata_checkpoint_api, abi_minor, 4, uint32_t);
 FIELD(strata_checkpoint_api, open, 8, strata_status (STRATA_CALL *)(const strata_open_args *args, strata_ckpt * *out));
@@ -390,6 +390,7 @@ FIELD(strata_checkpoint_api, load_info, 56, strata_status (STRATA_CALL *)(strata
 FIELD(strata_checkpoint_api, load_read, 64, strata_status (STRATA_CALL *)(strata_ckpt_load *load, uint64_t param, const char *array, uint64_t offset, uint64_t count, void *dst));
 FIELD(strata_checkpoint_api, load_close, 72, void (STRATA_CALL *)(strata_ckpt_load *load));
 FIELD(strata_checkpoint_api, export_weights, 80, strata_status (STRATA_CALL *)(strata_ckpt *self, const strata_ckpt_save_args *args, uint32_t phase, strata_ckpt_save * *inout));
+FIELD(strata_checkpoint_api, may_replace, 88, strata_status (STRATA_CALL *)(strata_ckpt *self, const char *root, const char *tag));
 
 /* iface/collective.h */
 VALUE(STRATA_COLL_FIXED_ORDER, 1u);

@@ -223,6 +223,7 @@ TEST(FaultCheckpoint, AFailedCommitFreesItsSave) {
   ASSERT_EQ(c.api->export_weights(c.self, &args, 0, &save), STRATA_OK);
   ASSERT_EQ(c.api->export_weights(c.self, &args, 1, &save), STRATA_OK);
   c.api->abandon(c.self, save);
+  EXPECT_EQ(c.api->may_replace(c.self, "/nowhere", "t"), STRATA_OK);
   strata_ckpt_load* load = nullptr;
   EXPECT_EQ(c.api->load_open(c.self, "/nowhere", nullptr, &load), STRATA_NOT_FOUND);
   EXPECT_THAT(reason(STRATA_NOT_FOUND), HasSubstr("/nowhere"));

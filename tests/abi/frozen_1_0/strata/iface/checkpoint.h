@@ -145,6 +145,11 @@ typedef struct strata_checkpoint_api {
    * phase 0: rank 0 creates and sizes the file; others do nothing. phase 1: every rank writes its ranges and syncs. */
   strata_status(STRATA_CALL* export_weights)(strata_ckpt* self, const strata_ckpt_save_args* args, uint32_t phase,
                                              strata_ckpt_save** inout);
+
+  /* Required. Whether a save may replace what has the name <root>/<tag>: OK where there is nothing, or a checkpoint of
+   * this plugin, whole or damaged, and nothing else; else ALREADY_EXISTS, and the text names what. Changes nothing. The
+   * core asks for each part before it replaces a model in parts, whose parts it moves itself. [control][open] */
+  strata_status(STRATA_CALL* may_replace)(strata_ckpt* self, const char* root, const char* tag);
 } strata_checkpoint_api;
 
 STRATA_EXTERN_C_END
