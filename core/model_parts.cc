@@ -154,16 +154,18 @@ ModelParts::~ModelParts() {
   ::close(lock_);
 }
 
-// An open file description lock; where the file system has none, two saves of one tag are not noticed.
-Status ModelParts::take_lock() {
+// An open file description lock; where the file system has none, two saves of one tag are not noticed. Of the dead: one
+// that is there, and that the file system says is nobody's.
+Status ModelParts::take_lock(Lock which) {
   const std::string path = lock_path();
   while (true) {
-    const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (which == Lock::kTake ? O_CREAT : 0), 0666);
     if (file < 0) return result(errno, "making " + path);
     struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    if (::fcntl(file, F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
+    const bool locked = ::fcntl(file, F_OFD_SETLK, &lock) == 0;
+    if (!locked && (which == Lock::kOfTheDead || errno == EAGAIN || errno == EACCES)) {
       ::close(file);
       return {STRATA_FAILED_PRECONDITION, committed_ + " is being saved by another job: " + path + " is locked"};
     }
@@ -180,8 +182,14 @@ Status ModelParts::make_room() {
     return {STRATA_INVALID_ARGUMENT, "\"" + tag_ + "\" cannot be the name of a directory of checkpoints"};
   }
   STRATA_RETURN_IF_ERROR(make_directory(root_));
-  STRATA_RETURN_IF_ERROR(take_lock());
+  STRATA_RETURN_IF_ERROR(take_lock(Lock::kTake));
   if (!announced_in(root_).empty()) STRATA_RETURN_IF_ERROR(name_latest(root_));
+  STRATA_RETURN_IF_ERROR(put_right());
+  put_others_right();
+  return result(::mkdir(partial_.c_str(), 0777) != 0 ? errno : 0, "making " + partial_);
+}
+
+Status ModelParts::put_right() const {
   if (is_directory(replaced_)) {
     ::rmdir(committed_.c_str());  // does nothing unless it is empty
     if (!exists(committed_)) STRATA_RETURN_IF_ERROR(rename(replaced_, committed_));
@@ -189,8 +197,20 @@ Status ModelParts::make_room() {
   STRATA_RETURN_IF_ERROR(require_replaceable());
   std::error_code ignored;
   fs::remove_all(replaced_, ignored);
+  ::unlink(announcement().c_str());
   abandon();
-  return result(::mkdir(partial_.c_str(), 0777) != 0 ? errno : 0, "making " + partial_);
+  return Ok();
+}
+
+// A run that goes on from its newest checkpoint does not save that one again. What cannot be put right is left.
+void ModelParts::put_others_right() const {
+  std::error_code ignored;
+  for (const fs::path& path : entries_of(root_, &ignored)) {
+    const std::string name = path.filename(), end = ".lock";
+    if (name.size() < 2 + end.size() || name[0] != '.' || path.extension() != end) continue;
+    ModelParts other(places_, checkpoint_, root_, name.substr(1, name.size() - 1 - end.size()));
+    if (other.tag_ != tag_ && other.take_lock(Lock::kOfTheDead).ok()) (void)other.put_right();
+  }
 }
 
 Status ModelParts::require_replaceable() const {
@@ -227,24 +247,30 @@ Status ModelParts::take_name() const {
   return taken;
 }
 
+Status ModelParts::publish() const {
+  const Status published = make_latest();
+  std::error_code ignored;  // what is left over is found again by the next save
+  abandon();
+  if (is_directory(committed_)) fs::remove_all(replaced_, ignored);
+  ::unlink(announcement().c_str());
+  return published.ok() ? sync_path(root_) : published;
+}
+
 // A new name is announced first: after a kill between the renames, a load finds the newer checkpoint. One that is there
 // would count at once: it is announced when it has been replaced. What `latest` will be is written before either, so
 // that a full disk is an error before anything has changed.
-Status ModelParts::publish() const {
+Status ModelParts::make_latest() const {
   STRATA_RETURN_IF_ERROR(require_replaceable());
   const bool is_new = !exists(committed_);
-  const std::string name = root_ + "/." + tag_ + ".latest", next = root_ + "/.latest.next";
+  const std::string next = root_ + "/.latest.next";
   STRATA_RETURN_IF_ERROR(sync_path(partial_));
-  STRATA_RETURN_IF_ERROR(write_file(name, tag_ + "\n"));
-  if (is_new) STRATA_RETURN_IF_ERROR(rename(name, next));
+  STRATA_RETURN_IF_ERROR(write_file(announcement(), tag_ + "\n"));
+  if (is_new) STRATA_RETURN_IF_ERROR(rename(announcement(), next));
   STRATA_RETURN_IF_ERROR(sync_path(root_));
   STRATA_RETURN_IF_ERROR(take_name());
   STRATA_RETURN_IF_ERROR(sync_path(root_));
-  if (!is_new) STRATA_RETURN_IF_ERROR(rename(name, next));
-  STRATA_RETURN_IF_ERROR(name_latest(root_));
-  std::error_code ignored;  // what is left over is found again by the next save
-  for (const std::string& path : {partial_, replaced_}) fs::remove_all(path, ignored);
-  return sync_path(root_);
+  if (!is_new) STRATA_RETURN_IF_ERROR(rename(announcement(), next));
+  return name_latest(root_);
 }
 
 Status ModelParts::find(const Places& places, const std::string& root, const char* tag, std::string* part_root,

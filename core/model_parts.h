@@ -32,10 +32,10 @@ class ModelParts {
   // Where the plugin writes this rank's part.
   std::string save_root() const { return places_.parts() == 1 ? root_ : partial_ + "/" + places_.part_name(); }
   // The three of rank 0. ALREADY_EXISTS: something else than a checkpoint has the name. FAILED_PRECONDITION: another
-  // job saves to it; from here until this object ends it has <root>/.<tag>.lock locked. What a save that was killed
-  // left goes away, and what it committed and announced becomes the latest.
+  // job saves to it; from here until this object ends it has <root>/.<tag>.lock locked. What saves that were killed
+  // left goes away, of any tag, and what they committed and announced becomes the latest.
   Status make_room();
-  Status publish() const;
+  Status publish() const;  // what it could not is abandoned
   void abandon() const;
 
   // Where this rank's part of a checkpoint is to be read. `tag` NULL: the latest, which is given in *found. It is
@@ -47,10 +47,15 @@ class ModelParts {
   static std::string file_of_part(const Places& places, const std::string& file);
 
  private:
+  enum class Lock { kTake, kOfTheDead };
+  std::string announcement() const { return root_ + "/." + tag_ + ".latest"; }
   std::string lock_path() const { return root_ + "/." + tag_ + ".lock"; }
-  Status take_lock();
+  Status take_lock(Lock which);
+  Status put_right() const;
+  void put_others_right() const;
   Status require_replaceable() const;
   Status take_name() const;
+  Status make_latest() const;
 
   const Places& places_;
   const Checkpoint& checkpoint_;

@@ -40,9 +40,7 @@ std::unique_ptr<strata_ckpt_save> begin(const strata_ckpt_save_args& args) {
   save->description = from_args(args);
   save->description.format = kRankFormat;
   save->root = with_slash_stripped(args.root);
-  save->partial = save->root + "/." + save->description.tag + ".partial";
-  save->committed = save->root + "/" + save->description.tag;
-  save->replaced = replaced_path(save->root, save->description.tag);
+  set_paths(*save);
   return save;
 }
 

@@ -205,6 +205,18 @@ void WriterLock::take(const std::string& path, bool create) {
 }
 
 bool WriterLock::try_take(const std::string& path, bool create) {
+  bool locked = false;
+  return open_and_lock(path, create, &locked);
+}
+
+bool WriterLock::take_of_the_dead(const std::string& path) {
+  bool locked = false;
+  if (open_and_lock(path, false, &locked) && locked && same_file(fd_, path)) return true;
+  drop();
+  return false;
+}
+
+bool WriterLock::open_and_lock(const std::string& path, bool create, bool* locked) {
   while (true) {
     drop();
     fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0666);
@@ -215,7 +227,8 @@ bool WriterLock::try_take(const std::string& path, bool create) {
     struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    if (::fcntl(fd_, F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
+    *locked = ::fcntl(fd_, F_OFD_SETLK, &lock) == 0;
+    if (!*locked && (errno == EAGAIN || errno == EACCES)) {
       drop();
       return false;
     }
@@ -234,6 +247,13 @@ void TagLock::take(const std::string& root, const std::string& tag) {
           " is locked");
   }
   path_ = path;
+}
+
+bool TagLock::take_of_the_dead(const std::string& root, const std::string& tag) {
+  const std::string path = root + "/." + tag + ".lock";
+  if (!lock_.take_of_the_dead(path)) return false;
+  path_ = path;
+  return true;
 }
 
 }  // namespace strata::checkpoint

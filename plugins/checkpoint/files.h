@@ -50,9 +50,12 @@ class WriterLock {
   // Creates the file when `create`; otherwise does nothing when it is absent. FAILED_PRECONDITION when it is taken.
   void take(const std::string& path, bool create);
   bool try_take(const std::string& path, bool create);  // false when it is taken
+  // One that is there and nobody's, as the file system says.
+  bool take_of_the_dead(const std::string& path);
   void drop();
 
  private:
+  bool open_and_lock(const std::string& path, bool create, bool* locked);
   int fd_ = -1;
 };
 
@@ -64,6 +67,7 @@ class TagLock {
   ~TagLock();
   TagLock(const TagLock&) = delete;
   void take(const std::string& root, const std::string& tag);
+  bool take_of_the_dead(const std::string& root, const std::string& tag);
 
  private:
   std::string path_;  // "" when not held

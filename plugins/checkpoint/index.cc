@@ -178,7 +178,7 @@ void add_ownership(Description& whole, const Description& of_rank) {
 // checkpoint. One that is there would count at once: it is announced when it has been replaced.
 void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
   const std::string& tag = save.description.tag;
-  bool is_new = true, in_one_step = true;
+  bool is_new = true, in_one_step = true, has_name = false;
   try {
     take_partial(save);
     const Description d = gather(save);
@@ -190,14 +190,15 @@ void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
     write_announcement(save.root, tag);
     if (is_new) announce(save.root, tag);
     in_one_step = take_name(save);
+    has_name = true;
+    sync_path(save.root);
+    if (!is_new) announce(save.root, tag);
+    name_latest(save.root);
   } catch (...) {
-    remove_tree(save.partial);
+    has_name ? remove_replaced(save) : remove_tree(save.partial);
     remove_quietly(announcement_path(save.root, tag));
     throw;
   }
-  sync_path(save.root);
-  if (!is_new) announce(save.root, tag);
-  name_latest(save.root);
   if (!is_new) remove_replaced(save);
   if (in_one_step || self.said_two_renames.exchange(true)) return;
   const std::string text =

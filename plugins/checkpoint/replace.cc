@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
@@ -46,6 +47,13 @@ void finish_announced(const std::string& root) {
 
 std::string replaced_path(const std::string& root, const std::string& tag) { return root + "/." + tag + ".replaced"; }
 
+void set_paths(strata_ckpt_save& save) {
+  const std::string& tag = save.description.tag;
+  save.partial = save.root + "/." + tag + ".partial";
+  save.committed = save.root + "/" + tag;
+  save.replaced = replaced_path(save.root, tag);
+}
+
 std::string directory_of(const std::string& root, const std::string& tag) {
   const std::string committed = root + "/" + tag, replaced = replaced_path(root, tag);
   return !exists(committed) && is_directory(replaced) ? replaced : committed;
@@ -60,7 +68,26 @@ void put_right(const strata_ckpt_save& save) {
   require_replaceable(save.committed);
   ::unlink(save.partial.c_str());  // goes if it is a file: other ranks may be at work in it, or make it at this moment
   clear(save, committing_path(save));
+  remove_quietly(announcement_path(save.root, save.description.tag));
   if (!is_directory(save.replaced) || exists(save.committed + "/index.h5")) clear(save, save.replaced);
+}
+
+void put_others_right(const strata_ckpt_save& save) {
+  const std::string end = ".lock";
+  for (const std::string& name : list_directory(save.root)) {
+    const size_t length = name.size() - std::min(name.size(), end.size());
+    if (length < 2 || name[0] != '.' || name.compare(length, end.size(), end) != 0) continue;
+    strata_ckpt_save other;
+    other.root = save.root;
+    other.description.tag = name.substr(1, length - 1);
+    set_paths(other);
+    try {
+      if (other.description.tag == save.description.tag) continue;
+      if (other.tag_lock.take_of_the_dead(other.root, other.description.tag)) put_right(other);
+    } catch (const Error&) {
+      continue;
+    }
+  }
 }
 
 void require_replaceable(const std::string& committed) {

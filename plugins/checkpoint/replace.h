@@ -14,6 +14,8 @@
 
 namespace strata::checkpoint {
 
+// From the root and the tag.
+void set_paths(strata_ckpt_save& save);
 std::string replaced_path(const std::string& root, const std::string& tag);
 // Where a reader finds a checkpoint; <root>/<tag> when it is nowhere.
 std::string directory_of(const std::string& root, const std::string& tag);
@@ -21,6 +23,10 @@ std::string directory_of(const std::string& root, const std::string& tag);
 // For rank 0, as all of the following, under the tag's lock. What a killed save left is removed, gets its name back or
 // becomes the latest; what cannot be removed is moved to <root>/.<tag>.left.<k>. Raises as require_replaceable does.
 void put_right(const strata_ckpt_save& save);
+// The same for other tags, where whoever saved to them died: its lock is there, and nobody's. A run that goes on from
+// its newest checkpoint does not save that one again. What cannot be put right is left; `.partial` may be another
+// rank's.
+void put_others_right(const strata_ckpt_save& save);
 // ALREADY_EXISTS when the name is taken by anything that is no checkpoint.
 void require_replaceable(const std::string& committed);
 // From here on the save's partial directory is another one, rank 0's own.

@@ -154,6 +154,7 @@ void write_rank_file(strata_ckpt& self, const strata_ckpt_save_args& args, strat
   if (d.rank == 0) {
     save.tag_lock.take(save.root, d.tag);
     put_right(save);
+    put_others_right(save);
   }
   const std::string name = rank_file_name(d.rank);
   const std::string temporary = save.partial + "/." + name;

@@ -65,6 +65,9 @@ class Replace : public testing::Test {
       const Struck struck = trial.strike({k, kill, can_exchange});
       ASSERT_EQ(struck.killed, kill);
       ASSERT_NO_FATAL_FAILURE(trial.check(struck, can_exchange));
+      if (kill && k % 2 == 0) {  // a call that fails may be one that removes what was replaced
+        ASSERT_NO_FATAL_FAILURE(trial.check_save_of_another_tag());
+      }
       ASSERT_NO_FATAL_FAILURE(trial.check_next_save());
     }
     EXPECT_GT(seen_old_, 10);
@@ -96,6 +99,14 @@ class Replace : public testing::Test {
       ASSERT_TRUE(!test.weights_ || read_file(weights) == test.right_[is_new]);
       ++(is_new ? test.seen_new_ : test.seen_old_);
       test.seen_aside_ += aside;
+    }
+    // It leaves nothing of a save that died but what another rank may be writing.
+    void check_save_of_another_tag() {
+      ASSERT_EQ(save(small_model(5), dir.path, "u"), STRATA_OK) << failure_text(STRATA_INTERNAL);
+      for (const std::string& name : names_in(dir.path)) ASSERT_TRUE(name[0] != '.' || name == ".t.partial") << name;
+      ASSERT_TRUE(difference(new_model(), dir.path, "t").empty() || difference(old_model(), dir.path, "t").empty());
+      ASSERT_EQ(difference(small_model(5), dir.path, nullptr), "");
+      fs::remove_all(dir.path + "/u");
     }
     void check_next_save() {
       const strata_status again = save(new_model(), dir.path, "t", test.weights_);

@@ -126,7 +126,6 @@ Trial two_ranks(int stage, std::vector<std::string> overrides = {}) {
 }
 
 TEST(DeviceFailure, OfOneRankIsHeardByAll) {
-  load<strata_device_api>("fault", STRATA_DEVICE);  // by one thread
   every_call_fails(two_ranks(1));
   Trial t = two_ranks(3, {"zero_optimization.param_persistence_threshold=0", "check_weights=true"});
   t.micro_batches = 2;

@@ -252,8 +252,11 @@ void strike_at_renames(bool kill, bool can_exchange) {
     ASSERT_TRUE(latest == 3 || (latest == 2 && steps == 2)) << latest << " " << steps;
     ASSERT_TRUE(!struck.succeeded || steps == 2);
     ++seen[steps];
+    ASSERT_EQ(save(kSmall, dir.path, "third", 1), "");  // of whatever tag the next one is
+    ASSERT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest", "other", "third"}));
+    ASSERT_EQ(steps_in(dir.path, "a"), steps);
     ASSERT_EQ(save(kSmall, dir.path, "a", 2), "");
-    ASSERT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest", "other"}));
+    ASSERT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest", "other", "third"}));
     ASSERT_EQ(files_in(dir.path + "/a"), (std::vector<std::string>{"tp0of2-pp0of1", "tp1of2-pp0of1"}));
     ASSERT_EQ(steps_in(dir.path, nullptr), 2u);
     if (struck.calls < k) break;
@@ -382,7 +385,6 @@ Trial faulty_trial(const Cut& cut, const std::string& rules) {
 
 // One part's disk is full, or its commit fails: no tag, and the next save succeeds.
 TEST(PartsOfACheckpoint, AFailureInOnePartLeavesNothing) {
-  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
   for (const char* rule : {"checkpoint.write:1:fail=RESOURCE_EXHAUSTED", "checkpoint.commit:1:fail=DATA_LOSS"}) {
     const TempDir dir;
     const auto trial_of = [&](int rank) { return faulty_trial(kSaved, rank == 4 ? rule : ""); };
@@ -399,7 +401,6 @@ TEST(PartsOfACheckpoint, AFailureInOnePartLeavesNothing) {
 
 // A rank that finds nothing where others find a checkpoint would start anew alone.
 TEST(PartsOfACheckpoint, NotFoundIsSaidByAllRanksOrNone) {
-  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
   const TempDir dir;
   const Cut cut = {1, 1, 2};
   ASSERT_EQ(save(cut, dir.path, "a", 1), "");
@@ -417,7 +418,6 @@ TEST(PartsOfACheckpoint, NotFoundIsSaidByAllRanksOrNone) {
 
 // Any stage of a save of a tag that is there fails on one rank: an error everywhere, and the old one can be loaded.
 TEST(PartsOfACheckpoint, AFailureWhileReplacingLeavesTheOldOne) {
-  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
   struct Failing {
     Cut cut;
     int rank;
@@ -463,7 +463,6 @@ TEST(PartsOfACheckpoint, AFailureWhileReplacingLeavesTheOldOne) {
 // Another job saves to the tag after rank 0 has opened the checkpoint and before rank 1 does: they notice, and load
 // again.
 TEST(ALoadWhileOthersSave, IsOfOneCheckpointOnAllRanks) {
-  load<strata_checkpoint_api>("fault", STRATA_CHECKPOINT);  // by one thread
   const TempDir dir;
   const Cut cut = {1, 1, 2};
   ASSERT_EQ(save(cut, dir.path, "a", 1), "");

@@ -373,7 +373,6 @@ TEST(Parallel, ARankThatLeavesEndsAllGroups) {
 
 // A failure of one rank's collective, by the fault plugin: of the group's, and of the world's.
 TEST(Parallel, AFailureInOneGroupReachesAll) {
-  load<strata_collective_api>("fault", STRATA_COLLECTIVE);  // by one thread
   for (const char* rule : {"reduce_scatter:2:fail=DATA_LOSS", "exchange:40+:fail=DATA_LOSS"}) {
     const std::vector<WholeParam> whole = whole_model(2);
     const Trial t = split_trial({2, 2, 2}, 2, 1);

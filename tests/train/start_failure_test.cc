@@ -49,7 +49,6 @@ using TrialOf = std::function<Trial(int rank)>;
 std::vector<Heard> start_ranks(int world, const TrialOf& trial_of, const std::string& save_to = "") {
   static std::atomic<int> serial{0};
   const std::string job = "start-failure-" + std::to_string(serial++);
-  load<strata_device_api>("fault", STRATA_DEVICE);  // by one thread
   std::vector<Heard> heard(static_cast<size_t>(world));
   std::vector<std::thread> ranks;
   ::alarm(kUnlessItHangs);
@@ -294,7 +293,6 @@ TEST(StartFailure, BeforeRanksHaveMetEndsAtTheDeadline) {
 TEST(StartFailure, OfTheCheckpointPluginIsHeardAtEverySave) {
   const DiskDir root;
   std::vector<std::thread> ranks;
-  load<strata_device_api>("fault", STRATA_DEVICE);  // by one thread
   ::alarm(kUnlessItHangs);
   for (int r = 0; r < 2; ++r) {
     ranks.emplace_back([&, r] {
