@@ -9,11 +9,22 @@
 namespace strata {
 
 namespace {
-// What others hear of an error. printable() goes a little beyond its limit.
+// What others hear of an error: its beginning, where it happened, and its end, where a long one says why.
 struct Cause {
-  static constexpr size_t kBytes = 1024, kLimit = 990;
+  static constexpr size_t kBytes = 1024, kBegin = 700, kEnd = 300;
   char text[kBytes];
 };
+
+std::string shortened(std::string text) {
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) text.replace(at, 1, "; ");
+  const std::string whole = printable(text, 4 * text.size());
+  if (whole.size() < Cause::kBytes) return whole;
+  const auto inside = [&whole](size_t at) { return (static_cast<unsigned char>(whole[at]) & 0xC0) == 0x80; };  // UTF-8
+  size_t begin = Cause::kBegin, end = whole.size() - Cause::kEnd;
+  while (inside(begin)) --begin;
+  while (inside(end)) ++end;
+  return whole.substr(0, begin) + " ... " + whole.substr(end);
+}
 }  // namespace
 
 Status Consensus::gather(Among among, uint64_t value, const std::string& what, std::vector<uint64_t>* all) const {
@@ -44,8 +55,8 @@ Status Consensus::same(Among among, const std::vector<Value>& values, const std:
     STRATA_RETURN_IF_ERROR(gather(among, value, what, &all));
     const std::string differ = others_than(among, all, all[0]);
     if (differ.empty()) continue;
-    return {STRATA_FAILED_PRECONDITION,
-            name + ": " + differ + " differs from rank " + std::to_string(number(among, 0))};
+    return {STRATA_FAILED_PRECONDITION, name + ": " + differ + " differs from rank " +
+                                            std::to_string(number(among, 0)) + "; all ranks need the same"};
   }
   return {STRATA_INTERNAL, "ranks differ in a value that is the same everywhere"};
 }
@@ -70,22 +81,25 @@ Status Consensus::hear(Among among, const std::string& mine, const std::string& 
 
 // An error of this rank's own is never lost, not even where the others cannot hear of it.
 Status Consensus::all_ok(Among among, const Status& mine, const std::string& what) const {
-  const auto unheard = [&](const Status& why) {
-    return mine.ok() ? why
-                     : Status(mine.code(), what + ": " + mine.text() + "; the others were not told: " + why.text());
+  const auto unheard = [&](strata_status code, const Status& why) {
+    return Status(code,
+                  mine.ok() ? why.text() : what + ": " + mine.text() + "; the others were not told: " + why.text());
   };
   std::vector<uint64_t> codes;
-  if (const Status s = gather(among, static_cast<uint64_t>(mine.code()), what, &codes); !s.ok()) return unheard(s);
+  if (const Status s = gather(among, static_cast<uint64_t>(mine.code()), what, &codes); !s.ok()) {
+    return unheard(mine.ok() ? s.code() : mine.code(), s);
+  }
   const auto failed = std::find_if(codes.begin(), codes.end(), [](uint64_t code) { return code != STRATA_OK; });
   if (failed == codes.end() || codes.size() == 1) return mine.during(what);
+  const auto code = static_cast<strata_status>(*failed);
   const std::string who = what + ": it failed on " + others_than(among, codes, STRATA_OK);
-  const std::string shown = printable(mine.text(), Cause::kLimit);
+  const std::string shown = shortened(mine.text());
   std::vector<std::string> causes;
-  if (const Status s = hear(among, shown, what, &causes); !s.ok()) return unheard(s.during(who));
+  if (const Status s = hear(among, shown, what, &causes); !s.ok()) return unheard(code, s.during(who));
   const auto first = static_cast<size_t>(failed - codes.begin());
   const bool is_mine = first == static_cast<size_t>(axis(among).rank);
   const std::string here = mine.ok() || is_mine || shown == causes[first] ? "" : "; here: " + mine.text();
-  return {static_cast<strata_status>(*failed), who + ": " + (is_mine ? mine.text() : causes[first]) + here};
+  return {code, who + ": " + (is_mine ? mine.text() : causes[first]) + here};
 }
 
 }  // namespace strata

@@ -64,7 +64,7 @@ Status Engine::commit() {
 Status Engine::agree_on_model() {
   std::vector<Consensus::Value> common = common_values();
   const Consensus::Value registered = {"the registered units, params and groups", registry_->fingerprint()};
-  if (places_.parts() == 1) common.insert(common.begin(), registered);
+  if (places_.parts() == 1) common.push_back(registered);
   STRATA_RETURN_IF_ERROR(consensus_.same(Among::kEveryone, common, "registration and settings"));
   if (places_.parts() == 1) return Ok();
   return consensus_.all_ok(Among::kEveryone, consensus_.same(Among::kGroup, {registered}, "registration"),
@@ -76,6 +76,7 @@ std::vector<Consensus::Value> Engine::common_values() const {
   const ZeroSettings& zero = settings_.zero_optimization;
   const auto number = [](auto value) { return static_cast<uint64_t>(value); };
   const auto text = [](const std::string& value) { return fnv1a(value.data(), value.size()); };
+  const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
   const std::string z = "zero_optimization.";
   return {{z + "stage", number(zero.stage)},
           {z + "reduce_bucket_size", number(zero.reduce_bucket_size)},
@@ -85,12 +86,19 @@ std::vector<Consensus::Value> Engine::common_values() const {
           {z + "max_reuse_distance", number(zero.max_reuse_distance)},
           {z + "accumulate_locally", number(zero.accumulate_locally)},
           {z + "offload_param.device", number(zero.offload_param.device)},
+          {"train_batch_size", number(settings_.train_batch_size)},
+          {"train_micro_batch_size_per_gpu", number(settings_.train_micro_batch_size_per_gpu)},
           {"gradient_accumulation_steps", number(settings_.gradient_accumulation_steps)},
           {"communication_data_type", number(settings_.communication_data_type)},
-          {"gradient_clipping", std::bit_cast<uint64_t>(settings_.gradient_clipping)},
+          {"gradient_clipping", bits(settings_.gradient_clipping)},
           {"check_weights", number(settings_.check_weights)},
           {z + "gather_16bit_weights_on_model_save", number(zero.gather_16bit_weights_on_model_save)},
           {"optimizer.type", text(settings_.optimizer.type)},
+          {"optimizer.params.lr", bits(settings_.optimizer.lr)},
+          {"optimizer.params.eps", bits(settings_.optimizer.eps)},
+          {"optimizer.params.weight_decay", bits(settings_.optimizer.weight_decay)},
+          {"optimizer.params.betas[0]", bits(settings_.optimizer.betas[0])},
+          {"optimizer.params.betas[1]", bits(settings_.optimizer.betas[1])},
           {"optimizer.params.adam_w_mode", number(settings_.optimizer.adam_w_mode)},
           {"optimizer.params.state_layout", text(settings_.optimizer.state_layout)},
           {"plugins.optimizer", text(settings_.plugins.optimizer)},

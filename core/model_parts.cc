@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 Status result(int why, const std::string& what) {
   if (why == 0) return Ok();
   const strata_status code = why == ENOENT   ? STRATA_NOT_FOUND
+                             : why == EACCES ? STRATA_PERMISSION_DENIED
                              : why == ENOSPC ? STRATA_RESOURCE_EXHAUSTED
                                              : STRATA_INTERNAL;
   return {code, what + ": " + std::strerror(why)};
@@ -103,9 +104,12 @@ Status name_latest(const std::string& root) {
 }
 
 bool read_part_name(const std::string& name, int* tensors, int* stages) {
-  int tensor, stage, end = 0;
-  std::sscanf(name.c_str(), "tp%dof%d-pp%dof%d%n", &tensor, tensors, &stage, stages, &end);
-  return end > 0 && end == static_cast<int>(name.size());
+  int tensor, stage;
+  if (name.size() > 60 || std::sscanf(name.c_str(), "tp%9dof%9d-pp%9dof%9d", &tensor, tensors, &stage, stages) != 4) {
+    return false;
+  }
+  return name == "tp" + std::to_string(tensor) + "of" + std::to_string(*tensors) + "-pp" + std::to_string(stage) +
+                     "of" + std::to_string(*stages);
 }
 
 // The tensor and pipeline sizes of a saved checkpoint.
@@ -120,30 +124,45 @@ void sizes_in(const std::string& directory, int* tensors, int* stages) {
   }
 }
 
-std::vector<fs::path> entries_of(const std::string& directory, std::error_code* error) {
-  std::vector<fs::path> all;
-  for (auto it = fs::directory_iterator(directory, *error); it != fs::end(it); it.increment(*error)) {
-    all.push_back(it->path());
+Status list(const std::string& directory, std::vector<fs::path>* all) {
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); it != fs::end(it); it.increment(error)) {
+    all->push_back(it->path());
   }
-  return all;
+  return result(error.value(), "reading directory " + directory);
 }
 
 // What is neither a part of a model nor, in a part, what a save of it leaves there; "" when there is nothing else. Of
 // the checkpoints themselves the plugin knows.
-std::string stranger_in(const std::string& directory, const std::string& tag, std::vector<std::string>* parts) {
-  if (!is_directory(directory)) return directory;
-  std::error_code error;
+Status find_stranger(const std::string& directory, const std::string& tag, std::vector<fs::path>* parts,
+                     std::string* stranger) {
+  if (!is_directory(directory)) *stranger = directory;
+  if (!stranger->empty()) return Ok();
   int tensors, stages;
-  for (const fs::path& part : entries_of(directory, &error)) {
-    if (!is_directory(part) || !read_part_name(part.filename(), &tensors, &stages)) return part;
-    parts->push_back(part);
-    for (const fs::path& entry : entries_of(part, &error)) {
+  STRATA_RETURN_IF_ERROR(list(directory, parts));
+  for (const fs::path& part : *parts) {
+    if (!is_directory(part) || !read_part_name(part.filename(), &tensors, &stages)) *stranger = part;
+    if (!stranger->empty()) return Ok();
+    std::vector<fs::path> entries;
+    STRATA_RETURN_IF_ERROR(list(part, &entries));
+    for (const fs::path& entry : entries) {
       const std::string name = entry.filename();
       const bool names_latest = (name == "latest" || name == ".latest.next") && !is_directory(entry);
-      if (name != tag && !names_latest) return entry;
+      if (name != tag && !names_latest) *stranger = entry;
     }
   }
-  return error ? directory : "";
+  return Ok();
+}
+
+// A leftover goes, or leaves its name, as in plugins/checkpoint/replace.cc.
+Status clear(const std::string& path, const std::string& aside) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  for (int k = 1; exists(path); ++k) {
+    const std::string left = aside + std::to_string(k);
+    if (!exists(left)) STRATA_RETURN_IF_ERROR(rename(path, left));
+  }
+  return Ok();
 }
 
 }  // namespace
@@ -195,17 +214,16 @@ Status ModelParts::put_right() const {
     if (!exists(committed_)) STRATA_RETURN_IF_ERROR(rename(replaced_, committed_));
   }
   STRATA_RETURN_IF_ERROR(require_replaceable());
-  std::error_code ignored;
-  fs::remove_all(replaced_, ignored);
   ::unlink(announcement().c_str());
-  abandon();
-  return Ok();
+  STRATA_RETURN_IF_ERROR(clear(replaced_, root_ + "/." + tag_ + ".left."));
+  return clear(partial_, root_ + "/." + tag_ + ".left.");
 }
 
 // A run that goes on from its newest checkpoint does not save that one again. What cannot be put right is left.
 void ModelParts::put_others_right() const {
-  std::error_code ignored;
-  for (const fs::path& path : entries_of(root_, &ignored)) {
+  std::vector<fs::path> all;
+  (void)list(root_, &all);
+  for (const fs::path& path : all) {
     const std::string name = path.filename(), end = ".lock";
     if (name.size() < 2 + end.size() || name[0] != '.' || path.extension() != end) continue;
     ModelParts other(places_, checkpoint_, root_, name.substr(1, name.size() - 1 - end.size()));
@@ -215,23 +233,25 @@ void ModelParts::put_others_right() const {
 
 Status ModelParts::require_replaceable() const {
   if (!exists(committed_)) return Ok();
-  std::vector<std::string> parts;
-  const std::string stranger = stranger_in(committed_, tag_, &parts);
+  std::vector<fs::path> parts;
+  std::string stranger;
+  STRATA_RETURN_IF_ERROR(find_stranger(committed_, tag_, &parts, &stranger));
   if (!stranger.empty()) {
     return {STRATA_ALREADY_EXISTS, committed_ + " is there, is no checkpoint of a model in parts" +
                                        (stranger == committed_ ? "" : " alone (" + stranger + ")") +
                                        ", and is not replaced"};
   }
-  for (const std::string& part : parts) {
+  for (const fs::path& part : parts) {
     const strata_status code = checkpoint_.api()->may_replace(checkpoint_.self(), part.c_str(), tag_.c_str());
     STRATA_RETURN_IF_ERROR(take_failure(code));
   }
   return Ok();
 }
 
+// Other ranks take their files away meanwhile: a walk that meets a hole begins again.
 void ModelParts::abandon() const {
   std::error_code ignored;  // what is left over is found again by the next save
-  fs::remove_all(partial_, ignored);
+  for (int walk = 0; walk < 10 && exists(partial_); ++walk) fs::remove_all(partial_, ignored);
 }
 
 // In one step where the file system can exchange two names.

@@ -96,12 +96,32 @@ Status flatten_text(const std::string& text, const std::string& name, std::vecto
   }
 }
 
+std::string unused_key(const std::string& text) {
+  std::string key = "the-section-this-line-is-in";
+  while (text.find(key) != std::string::npos) key += '-';
+  return key;
+}
+
+// The reader goes one call deeper for each table in a table.
+Status check_depth(const std::string& text, const std::string& name) {
+  constexpr int kMostDots = 1000;
+  int line = 1, dots = 0;
+  for (const char c : text) {
+    dots = c == '\n' ? 0 : dots + (c == '.');
+    line += c == '\n';
+    if (dots <= kMostDots) continue;
+    return {STRATA_INVALID_ARGUMENT,
+            name + ":" + std::to_string(line) + ": more than " + std::to_string(kMostDots) + " dots in one line"};
+  }
+  return Ok();
+}
+
 // "; it first stands at m.toml:3:1" about what `line` may not define again; "" where that is not simple to tell: in an
 // inline value, in an array of tables, with a '=' in its name.
 std::string first_definition(const std::string& text, const std::string& name, uint32_t line) {
   size_t begin = 0;
   for (uint32_t l = 1; l < line; ++l) begin = text.find('\n', begin) + 1;
-  const std::string before = text.substr(0, begin), mark = "the-section-this-line-is-in";
+  const std::string before = text.substr(0, begin), mark = unused_key(text);
   std::string again = text.substr(begin, text.find_first_of("\r\n", begin) - begin);
   const bool is_header = again.find_first_not_of(" \t") == again.find('[');
   if (!is_header) again = again.substr(0, again.find('=')) + "=0";
@@ -148,6 +168,7 @@ Status read_text_file(const std::filesystem::path& path, size_t max_bytes, std::
 }
 
 Status parse_toml(const std::string& text, const std::string& name, std::vector<TomlEntry>* entries) {
+  STRATA_RETURN_IF_ERROR(check_depth(text, name));
   std::vector<Positioned> found;
   uint32_t line = 0;
   const Status read = flatten_text(text, name, &found, &line);

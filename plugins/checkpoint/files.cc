@@ -149,20 +149,14 @@ void write_text_file(const std::string& directory, const std::string& name, cons
   sync_path(directory);
 }
 
-void copy_sparse(int from, const std::string& to) {
-  const Fd fd(::open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) raise_errno(errno, "create", to);
-  const off_t end = ::lseek(from, 0, SEEK_END);
-  std::vector<char> buffer(1 << 20);
-  for (off_t at = 0; (at = ::lseek(from, at, SEEK_DATA)) >= 0;) {
-    const size_t bytes = std::min<size_t>(buffer.size(), static_cast<size_t>(::lseek(from, at, SEEK_HOLE) - at));
-    if (::pread(from, buffer.data(), bytes, at) != static_cast<ssize_t>(bytes))
-      raise_errno(EIO, "read what was for", to);
-    write_all(fd, buffer.data(), bytes, at, to);
-    at += static_cast<off_t>(bytes);
+void write_sparse(const std::string& path, const std::map<uint64_t, std::string>& parts, uint64_t bytes) {
+  const Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) raise_errno(errno, "create", path);
+  for (const auto& [at, part] : parts) {
+    if (at < bytes)
+      write_all(fd, part.data(), std::min<uint64_t>(part.size(), bytes - at), static_cast<off_t>(at), path);
   }
-  if (errno != ENXIO) raise_errno(errno, "find the data for", to);  // ENXIO: no more data
-  if (::ftruncate(fd.get(), end) != 0) raise_errno(errno, "set the size of", to);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) raise_errno(errno, "set the size of", path);
 }
 
 void remove_quietly(const std::string& path) { std::remove(path.c_str()); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,8 @@ void write_file(const std::string& path, const std::string& text);
 // Puts `text` into <directory>/<name> by way of a temporary file; on the disk when it returns.
 void write_text_file(const std::string& directory, const std::string& name, const std::string& text);
 std::string read_text_file(const std::string& path);
-// Over what `to` holds; a hole of `from` is one there.
-void copy_sparse(int from, const std::string& to);
+// A file of `bytes`, over what is there: parts by their place, holes between them.
+void write_sparse(const std::string& path, const std::map<uint64_t, std::string>& parts, uint64_t bytes);
 void remove_quietly(const std::string& path);  // a file, or an empty directory
 // What this plugin makes is one level deep. Of a link the link goes, never what it leads to.
 void remove_tree(const std::string& path);

@@ -1,12 +1,8 @@
 #include "h5.h"
 
-#include <sys/mman.h>
 #include <xxhash.h>
 
-#include <cerrno>
-
 #include "files.h"
-#include "h5_memory.h"
 
 namespace strata::checkpoint::h5 {
 namespace {
@@ -135,9 +131,8 @@ File File::create(const std::string& path, uint64_t threshold, uint64_t alignmen
   H5Pset_alignment(fapl.get(), threshold, alignment);
   Id fcpl(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
   H5Pset_userblock(fcpl.get(), user_block);
-  io::Fd memory(::memfd_create("strata-checkpoint", MFD_CLOEXEC));
-  if (!memory) raise_errno(errno, "take memory for", path);
-  use_memory(fapl.get(), memory.get());
+  auto memory = std::make_unique<Memory>();
+  memory->use_for(fapl.get());
   File file(path, Id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()), H5Fclose), STRATA_INTERNAL);
   file.memory_ = std::move(memory);
   return file;
@@ -283,7 +278,7 @@ uint64_t File::read_attribute(const char* name) const {
 void File::close() {
   check(H5Fflush(id_.get(), H5F_SCOPE_GLOBAL), "flush");
   check(id_.close(), "close");
-  copy_sparse(memory_.get(), path_);
+  write_sparse(path_, memory_->chunks(), memory_->end());
 }
 
 }  // namespace strata::checkpoint::h5

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "io/fd.h"
+#include "h5_memory.h"
 #include "model.h"
 
 namespace strata::checkpoint::h5 {
@@ -104,7 +104,7 @@ class File {
   Place place_of(hid_t dataset, const std::string& path) const;
 
   std::string path_;
-  io::Fd memory_;  // of a new file
+  std::unique_ptr<Memory> memory_;  // of a new file; outlives the Id below, which writes to it
   Id id_;
   strata_status code_;  // of failures: INTERNAL while writing, DATA_LOSS while reading
   uint64_t file_bytes_ = 0;

@@ -1,11 +1,8 @@
 #include "h5_memory.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdint>
+#include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "h5.h"
 
@@ -14,7 +11,7 @@ namespace {
 
 struct Driver {
   H5FD_t base;  // first: HDF5 knows the driver by its address
-  int fd;
+  Memory* memory;
   haddr_t allocated;
 };
 
@@ -22,7 +19,9 @@ Driver* driver(H5FD_t* file) { return reinterpret_cast<Driver*>(file); }
 const Driver* driver(const H5FD_t* file) { return reinterpret_cast<const Driver*>(file); }
 
 H5FD_t* open(const char*, unsigned, hid_t fapl, haddr_t) {
-  return &(new Driver{{}, *static_cast<const int*>(H5Pget_driver_info(fapl)), 0})->base;
+  auto* const* memory = static_cast<Memory* const*>(H5Pget_driver_info(fapl));
+  auto* made = new (std::nothrow) Driver{{}, *memory, 0};
+  return made ? &made->base : nullptr;
 }
 
 herr_t close(H5FD_t* file) {
@@ -44,43 +43,23 @@ herr_t set_allocated(H5FD_t* file, H5FD_mem_t, haddr_t end) {
   return 0;
 }
 
-haddr_t get_end(const H5FD_t* file, H5FD_mem_t) {
-  struct stat s {};
-  return ::fstat(driver(file)->fd, &s) == 0 ? static_cast<haddr_t>(s.st_size) : HADDR_UNDEF;
-}
+haddr_t get_end(const H5FD_t* file, H5FD_mem_t) { return driver(file)->memory->end(); }
 
 herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t at, size_t bytes, void* out) {
-  auto* to = static_cast<char*>(out);
-  while (bytes > 0) {
-    const ssize_t n = ::pread(driver(file)->fd, to, bytes, static_cast<off_t>(at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return -1;
-    if (n == 0) {  // after the end
-      std::memset(to, 0, bytes);
-      return 0;
-    }
-    to += n;
-    at += static_cast<haddr_t>(n);
-    bytes -= static_cast<size_t>(n);
-  }
+  driver(file)->memory->read(at, bytes, static_cast<char*>(out));
   return 0;
 }
 
-herr_t write(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t at, size_t bytes, const void* data) {
-  const auto* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = ::pwrite(driver(file)->fd, from, bytes, static_cast<off_t>(at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return -1;
-    from += n;
-    at += static_cast<haddr_t>(n);
-    bytes -= static_cast<size_t>(n);
-  }
+herr_t write(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t at, size_t bytes, const void* data) try {
+  driver(file)->memory->write(at, bytes, static_cast<const char*>(data));
   return 0;
+} catch (const std::bad_alloc&) {
+  return -1;
 }
 
 herr_t truncate(H5FD_t* file, hid_t, hbool_t) {
-  return ::ftruncate(driver(file)->fd, static_cast<off_t>(driver(file)->allocated));
+  driver(file)->memory->resize(driver(file)->allocated);
+  return 0;
 }
 
 H5FD_class_t make_class() {
@@ -92,7 +71,7 @@ H5FD_class_t make_class() {
   c.name = "strata_memory";
   c.maxaddr = INT64_MAX;  // of off_t
   c.fc_degree = H5F_CLOSE_STRONG;
-  c.fapl_size = sizeof(int);
+  c.fapl_size = sizeof(Memory*);
   c.open = open;
   c.close = close;
   c.query = query;
@@ -109,10 +88,49 @@ H5FD_class_t make_class() {
 
 }  // namespace
 
-void use_memory(hid_t fapl, int fd) {
+void Memory::use_for(hid_t fapl) {
   static const H5FD_class_t kClass = make_class();
   const Id id(H5FDregister(&kClass), H5FDunregister);  // `fapl` holds it further
-  H5Pset_driver(fapl, id.get(), &fd);
+  Memory* self = this;
+  H5Pset_driver(fapl, id.get(), &self);
+}
+
+void Memory::read(uint64_t at, size_t bytes, char* out) const {
+  while (bytes > 0) {
+    const uint64_t inside = at % kChunk;
+    const size_t n = std::min<size_t>(bytes, kChunk - inside);
+    const auto found = chunks_.find(at - inside);
+    if (found == chunks_.end()) {
+      std::memset(out, 0, n);
+    } else {
+      found->second.copy(out, n, inside);
+    }
+    out += n;
+    at += n;
+    bytes -= n;
+  }
+}
+
+void Memory::write(uint64_t at, size_t bytes, const char* data) {
+  end_ = std::max(end_, at + bytes);
+  while (bytes > 0) {
+    const uint64_t inside = at % kChunk;
+    const size_t n = std::min<size_t>(bytes, kChunk - inside);
+    std::string& chunk = chunks_[at - inside];
+    if (chunk.empty()) chunk.resize(kChunk);
+    chunk.replace(inside, n, data, n);
+    data += n;
+    at += n;
+    bytes -= n;
+  }
+}
+
+void Memory::resize(uint64_t end) {
+  chunks_.erase(chunks_.lower_bound(end), chunks_.end());
+  const auto last = chunks_.find(end - end % kChunk);
+  if (last != chunks_.end())
+    std::fill(last->second.begin() + static_cast<ptrdiff_t>(end % kChunk), last->second.end(), 0);
+  end_ = end;
 }
 
 }  // namespace strata::checkpoint::h5

@@ -199,11 +199,14 @@ void commit_checkpoint(strata_ckpt& self, strata_ckpt_save& save) {
     remove_quietly(announcement_path(save.root, tag));
     throw;
   }
-  if (!is_new) remove_replaced(save);
+  if (is_new) return;
+  remove_replaced(save);
+  const auto say = [&](const std::string& text) {
+    self.host->log(self.host->ctx, STRATA_LOG_INFO, "checkpoint", text.c_str());
+  };
+  say(save.committed + ": replaced");
   if (in_one_step || self.said_two_renames.exchange(true)) return;
-  const std::string text =
-      save.root + ": this file system cannot exchange two names; '" + tag + "' was replaced by two renames";
-  self.host->log(self.host->ctx, STRATA_LOG_INFO, "checkpoint", text.c_str());
+  say(save.root + ": this file system cannot exchange two names; '" + tag + "' was replaced by two renames");
 }
 
 }  // namespace strata::checkpoint

@@ -51,9 +51,10 @@ std::string start_of(const std::string& pid) {
   const size_t name_end = text.rfind(')');  // the name may hold anything
   if (name_end == std::string::npos) return "";
   std::istringstream rest(text.substr(name_end + 1));
-  std::string word;
-  for (int field = 3; field <= 22; ++field) rest >> word;
-  return word;
+  std::string state, word;
+  rest >> state;
+  for (int field = 4; field <= 22; ++field) rest >> word;
+  return state == "Z" || state == "X" ? "" : word;  // it has ended, only nobody has asked how
 }
 
 std::string record_of(const Owner& owner) {

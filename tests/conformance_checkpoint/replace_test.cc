@@ -7,6 +7,8 @@
 // of the calls, and all of the last, which publish.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -172,6 +174,30 @@ TEST_F(Replace, TheDiskIsFullFromAnyCallOn) {
     failed += !struck.succeeded;
   }
   EXPECT_GT(failed, calls / 6);
+}
+
+// A limit on the size of files is met in whatever file comes to it first.
+TEST_F(Replace, NoFileMayBeLargerThan) {
+  SKIP_WITHOUT_TRACING();
+  ASSERT_NO_FATAL_FAILURE(prepare(true));
+  static rlim_t limit;
+  int refused = 0;
+  for (const rlim_t bytes : {0, 1, 2000, 4096, 10000, 20000, 40000, 80000, 1 << 20}) {
+    SCOPED_TRACE(bytes);
+    limit = bytes;
+    Trial trial(*this);
+    const auto limited = [](const std::string& root) {
+      ::signal(SIGXFSZ, SIG_IGN);
+      const rlimit of_files = {limit, RLIM_INFINITY};
+      return ::setrlimit(RLIMIT_FSIZE, &of_files) == 0 ? save_new_with_weights(root) : 2;
+    };
+    const Struck struck = run_traced({}, limited, trial.dir.path);
+    ASSERT_NO_FATAL_FAILURE(trial.check(struck, true));
+    ASSERT_NO_FATAL_FAILURE(trial.check_next_save());
+    refused += !struck.succeeded;
+  }
+  EXPECT_GT(refused, 3);
+  EXPECT_LT(refused, 9);
 }
 
 // A rank that does not know whether all succeeded abandons its save while rank 0 commits: at any moment.

@@ -42,13 +42,6 @@ bool takes_space(uint64_t nr) {
   return nr == SYS_write || nr == SYS_pwrite64 || nr == SYS_fallocate || nr == SYS_mkdirat;
 }
 
-// A file without a name and a disk.
-bool is_memory(pid_t who, uint64_t fd) {
-  char target[16] = {};
-  const std::string link = "/proc/" + std::to_string(who) + "/fd/" + std::to_string(static_cast<int>(fd));
-  return ::readlink(link.c_str(), target, sizeof(target) - 1) > 0 && std::string(target).rfind("/memfd:", 0) == 0;
-}
-
 #if defined(__x86_64__)
 // At its entry: the kernel will know no such call. At its exit: what it returns.
 void skip_call(pid_t who) { ::ptrace(PTRACE_POKEUSER, who, offsetof(user_regs_struct, orig_rax), -1L); }
@@ -97,7 +90,6 @@ class Tracer {
     }
     if (info.op != PTRACE_SYSCALL_INFO_ENTRY) return;
     if (!(strike_.only_renames ? is_rename(info.entry.nr) : changes_files(info.entry.nr))) return;
-    if (is_memory(who, info.entry.args[0])) return;
     const bool struck = ++struck_.calls == strike_.call;
     if (strike_.full_disk) {
       if (strike_.call > 0 && struck_.calls >= strike_.call && takes_space(info.entry.nr)) fail(who, ENOSPC);

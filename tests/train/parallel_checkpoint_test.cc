@@ -2,6 +2,7 @@
 // another tensor or pipeline size.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -357,6 +358,53 @@ TEST(PartsOfACheckpoint, NothingOfSomebodyElseIsReplaced) {
   fs::create_directory(a);  // empty: it makes room
   ASSERT_EQ(save(kSmall, dir.path, "a", 2), "");
   EXPECT_EQ(files_in(dir.path), (std::vector<std::string>{"a", "latest"}));
+}
+
+// What the body returns when it is run by a user who may not do everything, as root may; 77: that user sees nothing
+// here.
+int as_nobody(const std::string& directory, const std::function<int()>& body) {
+  if (::geteuid() != 0) return body();
+  constexpr uid_t kNobody = 65534;
+  EXPECT_EQ(::lchown(directory.c_str(), kNobody, kNobody), 0);
+  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
+    EXPECT_EQ(::lchown(entry.path().c_str(), kNobody, kNobody), 0);
+  }
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool is_nobody = ::setgid(kNobody) == 0 && ::setuid(kNobody) == 0;
+    ::_exit(is_nobody && ::access(STRATA_BUILD_DIR "/lib/plugins/checkpoint.so", R_OK) == 0 ? body() : 77);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 78;
+}
+
+// A part that cannot be looked into may have anything in it. What cannot be removed leaves its name.
+TEST(PartsOfACheckpoint, PartsThatCannotBeReadOrRemoved) {
+  SKIP_WITHOUT_FORK();
+  for (const std::string name : {"tp0of2-pp0of1", "tp1of2-pp0of1"}) {
+    for (const bool readable : {false, true}) {
+      SCOPED_TRACE(name + (readable ? " cannot be removed" : " cannot be read"));
+      const TempDir dir;
+      ASSERT_EQ(save(kSmall, dir.path, "a", 1), "");
+      const std::string part = dir.path + "/a/" + name;
+      if (!readable) std::ofstream(part + "/mine") << "mine";
+      fs::permissions(part, readable ? fs::perms{0555} : fs::perms{0311});
+      const int code = as_nobody(dir.path, [&] {
+        if (readable) return save(kSmall, dir.path, "a", 2) == "" && save(kSmall, dir.path, "a", 3) == "" ? 0 : 1;
+        return save(kSmall, dir.path, "a", 2).find(name + ": Permission denied") != std::string::npos ? 0 : 1;
+      });
+      if (code == 77) GTEST_SKIP() << "nobody may not read the build directory";
+      EXPECT_EQ(code, 0);
+      EXPECT_EQ(files_in(dir.path), (readable ? std::vector<std::string>{".a.left.1", "a", "latest"}
+                                              : std::vector<std::string>{"a", "latest"}));
+      for (const auto& entry :
+           fs::recursive_directory_iterator(dir.path, fs::directory_options::skip_permission_denied)) {
+        if (fs::is_directory(entry)) fs::permissions(entry, fs::perms{0755});
+      }
+      EXPECT_EQ(fs::exists(part + "/mine"), !readable);
+    }
+  }
 }
 
 // Another job has begun to save to the tag.

@@ -19,6 +19,7 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/support/tracer.h"
 #include "tests/train/by_hand.h"
 
 namespace strata::test {
@@ -453,6 +454,7 @@ TEST(Trace, EnginesAtOneTimeHaveFilesOfTheirOwn) {
 }
 
 TEST(Trace, OtherProcessesHaveFilesOfTheirOwn) {
+  SKIP_WITHOUT_FORK();
   const Folder folder;
   Log log;
   strata_engine* parent = trained(folder, "parent", &log);

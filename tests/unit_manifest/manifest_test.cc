@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "core/manifest/manifest_keys.h"
+#include "core/manifest/toml_doc.h"
 #include "tests/unit_manifest/manifest_text.h"
 
 namespace strata {
@@ -259,6 +260,18 @@ struct Twice {
 };
 
 // A key or a table that is there already: with both places, however each is written.
+// The reader calls itself for each.
+TEST(Manifest, TablesInTablesAreCounted) {
+  std::string deep = "a";
+  for (int k = 0; k < 100'000; ++k) deep += ".a";
+  for (const std::string& text : {deep + " = 1", "[" + deep + "]", "[[" + deep + "]]", "x = {" + deep + " = 1}"}) {
+    std::vector<TomlEntry> entries;
+    const Status read = parse_toml("threads = 1\n" + text, "m.toml", &entries);
+    EXPECT_EQ(read.code(), STRATA_INVALID_ARGUMENT);
+    EXPECT_EQ(read.text(), "m.toml:2: more than 1000 dots in one line");
+  }
+}
+
 TEST(Manifest, WhatIsDefinedTwiceIsNamedWithBothPlaces) {
   for (const Twice& t :
        std::vector<Twice>{{"threads = 1\n# threads = 5\nthreads = 2", "m.toml:3:", "m.toml:1:1"},
