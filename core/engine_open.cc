@@ -12,10 +12,15 @@
 #include "core/manifest/batch.h"
 #include "core/manifest/manifest.h"
 #include "core/manifest/manifest_rules.h"
+#include "core/patience.h"
 #include "core/plugins/library_dir.h"
 #include "core/plugins/log.h"
 
 namespace strata {
+
+namespace {
+constexpr std::chrono::seconds kLate{5};  // ranks of one job begin at about the same time
+}  // namespace
 
 Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out) {
   std::unique_ptr<Engine> e(new Engine);
@@ -99,8 +104,15 @@ Status Engine::meet(const strata_engine_args& args, strata_collective_caps* rank
   open_args_.job = args.job ? job_.c_str() : nullptr;
 
   const strata_collective_api* collective = nullptr;
-  STRATA_RETURN_IF_ERROR(
-      open_plugin("collective", settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
+  {
+    const Patience patience(std::min<std::chrono::nanoseconds>(kLate, deadline_ / 10), [this] {
+      log(STRATA_LOG_INFO, "plugins.collective = \"" + settings_.plugins.collective +
+                               "\" waits for other ranks, up to " + std::to_string(deadline_.count() / 1'000'000'000) +
+                               " s (deadline_seconds): are all of them started, for the same job?");
+    });
+    STRATA_RETURN_IF_ERROR(
+        open_plugin("collective", settings_.plugins.collective, STRATA_COLLECTIVE, &collective_, &collective));
+  }
   STRATA_RETURN_IF_ERROR(collective_.caps(ranks));
   open_args_.rank = ranks->rank;
   open_args_.world = ranks->world;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sizes that keep the tree readable: exits 1 when a cap is broken, and says by how much.
 
-    core 6,600 lines in all; core/weights and core/update 1,200, core/gradients, core/plugins 1,800, core/manifest 2,150
+    core 6,650 lines in all; core/weights and core/update 1,200, core/gradients, core/plugins 1,800, core/manifest 2,150
     a plugin 1,200 · a file 800 · a function 80 · a public header 300
 
 Lines are lines of the file, comments included. Functions are found by their braces: an outermost block after ')' that
@@ -16,7 +16,7 @@ CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
 PLUGIN, FILE, FUNCTION, HEADER = 1200, 800, 80, 300
 # A folder without those below it.
-CORE = {"core": 6600, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2150,
+CORE = {"core": 6650, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2150,
         "core/plugins": 1800}
 
 # The host API is one header, so that a host includes one.

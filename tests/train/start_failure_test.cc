@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include "strata/iface/device.h"
@@ -286,6 +287,35 @@ TEST(StartFailure, BeforeRanksHaveMetEndsAtTheDeadline) {
       const Heard& h = heard[static_cast<size_t>(rank)];
       EXPECT_EQ(h.code, STRATA_DEADLINE_EXCEEDED) << h.text;
       EXPECT_TRUE(h.has("rank 1")) << h.text;
+    }
+  }
+}
+
+// Long before: at a tenth of the deadline, or after 5 seconds. A rank is not left wondering.
+TEST(StartFailure, WhoWaitsForOthersSaysSo) {
+  std::mutex mutex;
+  std::string said;
+  Trial t = with(with(on_cpu(), "deadline_seconds=1"), "log_level=info");
+  t.world = 2;
+  t.log = [&](strata_log_level, const std::string& line) {
+    const std::lock_guard lock(mutex);
+    said += line + "\n";
+  };
+  std::string error;
+  EXPECT_EQ(open_rank(t, "start-failure-lonely", 0, &error), nullptr);
+  EXPECT_NE(error.find("rank 1 never came"), std::string::npos) << error;
+  EXPECT_NE(said.find("waits for other ranks, up to 1 s (deadline_seconds)"), std::string::npos) << said;
+}
+
+// Each by its key; nobody looks for it in the model.
+TEST(StartFailure, SettingsThatDifferAreNamedByTheirKey) {
+  for (const std::string key :
+       {"optimizer.params.lr", "optimizer.params.weight_decay", "train_micro_batch_size_per_gpu"}) {
+    const auto trial_of = [&](int rank) { return rank == 1 ? with(on_cpu(), key + "=3") : on_cpu(); };
+    for (const Heard& h : start_ranks(2, trial_of)) {
+      EXPECT_EQ(h.code, STRATA_FAILED_PRECONDITION) << h.text;
+      EXPECT_TRUE(h.has("rank 1 differs from rank 0; all ranks need the same")) << h.text;
+      EXPECT_TRUE(h.has(key) || h.has("train_batch_size")) << h.text;
     }
   }
 }
