@@ -38,16 +38,21 @@ std::vector<std::string> committed_in(const std::string& root) {
   return tags;
 }
 
+// "; there are a, b and 3 more"; "" where there is none.
+std::string listed(const std::vector<std::string>& tags) {
+  constexpr size_t kShown = 20;
+  std::string text;
+  for (size_t k = 0; k < std::min(tags.size(), kShown); ++k) text += (k ? ", " : "; there are ") + tags[k];
+  if (tags.size() > kShown) text += " and " + std::to_string(tags.size() - kShown) + " more";
+  return text;
+}
+
 // NOT_FOUND says that a run may start anew: nothing is there that it would write over.
 [[noreturn]] void raise_no_latest(const std::string& root, const std::string& what, bool named_one) {
-  constexpr size_t kShown = 20;
   const std::vector<std::string> tags = committed_in(root);
   if (tags.empty() && !named_one) raise(STRATA_NOT_FOUND, what, "; no checkpoint was committed in ", root);
   if (tags.empty()) raise(STRATA_FAILED_PRECONDITION, what, ", nor is another checkpoint; remove latest to start anew");
-  std::string text;
-  for (size_t k = 0; k < std::min(tags.size(), kShown); ++k) text += (k ? ", " : "") + tags[k];
-  if (tags.size() > kShown) text += " and " + std::to_string(tags.size() - kShown) + " more";
-  raise(STRATA_FAILED_PRECONDITION, what, "; there are ", text, ": name one");
+  raise(STRATA_FAILED_PRECONDITION, what, listed(tags), ": name one");
 }
 
 // The tag in <root>/latest; or in .latest.next, when a kill came after that checkpoint was committed and before its
@@ -254,8 +259,9 @@ std::unique_ptr<strata_ckpt_load> open_checkpoint(const strata_ckpt& self, const
     for (int32_t rank = 0; rank < d.world; ++rank) check_rank_file(load->directory->path(), d, rank);
   } catch (const Error& e) {
     if (load->directory) load->directory->check();
-    if (!tag && e.code() == STRATA_NOT_FOUND) raise(STRATA_DATA_LOSS, e.text());  // it was there
-    throw;
+    if (e.code() != STRATA_NOT_FOUND) throw;
+    if (!tag) raise(STRATA_DATA_LOSS, e.text());  // it was there
+    raise(STRATA_NOT_FOUND, e.text(), exists(root) ? listed(committed_in(root)) : "");
   }
   load->directory->check();
   load->owners = d.owners_in_order();

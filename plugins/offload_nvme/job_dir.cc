@@ -157,6 +157,9 @@ std::string make_directory(const std::string& parent, const Owner& owner) {
 
 io::Fd hold(const std::string& parent, const plugin_kit::Deadline& deadline) {
   io::Fd directory(calls().open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
+  if (!directory && errno == ENOENT) {
+    raise(STRATA_NOT_FOUND, "nvme_path ", parent, ": No such file or directory; it has to be there, and is not made");
+  }
   if (!directory) raise_errno(errno, "nvme_path", parent);
   while (calls().flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) raise_errno(errno, "lock nvme_path", parent);

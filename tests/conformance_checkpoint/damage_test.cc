@@ -99,6 +99,9 @@ TEST_F(Damage, WithoutLatestTheCommittedTagsAreNamed) {
   EXPECT_EQ(o.text, "checkpoint load: " + dir.path + "/latest is not there; there are s9, t: name one");
   write_file(dir.path + "/latest", "gone\n");
   EXPECT_THAT(open_only(dir.path, nullptr).text, HasSubstr("there are s9, t: name one"));
+  const Outcome other = open_only(dir.path, "s8");
+  EXPECT_EQ(other.code, STRATA_NOT_FOUND);
+  EXPECT_EQ(other.text, "checkpoint load: " + dir.path + "/s8: there is no such checkpoint; there are s9, t");
 }
 
 // A program starts anew on NOT_FOUND: it has to mean that nothing is there which it would write over.
