@@ -215,8 +215,9 @@ Status ModelParts::put_right() const {
   }
   STRATA_RETURN_IF_ERROR(require_replaceable());
   ::unlink(announcement().c_str());
-  STRATA_RETURN_IF_ERROR(clear(replaced_, root_ + "/." + tag_ + ".left."));
-  return clear(partial_, root_ + "/." + tag_ + ".left.");
+  const std::string aside = root_ + "/." + tag_ + ".left.";
+  STRATA_RETURN_IF_ERROR(clear(replaced_, aside));
+  return clear(partial_, aside);
 }
 
 // A run that goes on from its newest checkpoint does not save that one again. What cannot be put right is left.

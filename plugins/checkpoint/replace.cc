@@ -80,12 +80,11 @@ void put_others_right(const strata_ckpt_save& save) {
     strata_ckpt_save other;
     other.root = save.root;
     other.description.tag = name.substr(1, length - 1);
+    if (other.description.tag == save.description.tag) continue;
     set_paths(other);
     try {
-      if (other.description.tag == save.description.tag) continue;
       if (other.tag_lock.take_of_the_dead(other.root, other.description.tag)) put_right(other);
-    } catch (const Error&) {
-      continue;
+    } catch (const Error&) {  // stays as it is
     }
   }
 }

@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 
 #include <fstream>
-#include <map>
 
 #include "nvme_options.h"
 #include "shadow.h"

@@ -1,8 +1,6 @@
 // offload_nvme's own promises, on a real file system: every byte of any range, with io_uring and with threads; stripes
 // in proportion; errors with path and numbers; segments that somebody links.
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
 
 #include <fstream>
 #include <map>

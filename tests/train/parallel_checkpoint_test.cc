@@ -12,8 +12,6 @@
 #include <thread>
 
 #include "strata/draft/fault_control.h"
-#include "strata/iface/checkpoint.h"
-#include "tests/support/plugin_fixture.h"
 #include "tests/support/tracer.h"
 #include "tests/train/by_hand.h"
 #include "tests/train/split_model.h"

@@ -9,8 +9,6 @@
 #include <mutex>
 #include <sstream>
 
-#include "strata/iface/collective.h"
-#include "tests/support/plugin_fixture.h"
 #include "tests/train/by_hand.h"
 #include "tests/train/split_model.h"
 

@@ -9,9 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "strata/iface/device.h"
 #include "tests/support/disk_dirs.h"
-#include "tests/support/plugin_fixture.h"
 #include "tests/train/by_hand.h"
 
 namespace strata::test {
