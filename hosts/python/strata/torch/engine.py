@@ -224,12 +224,13 @@ class Engine:
         self._weights.check_given_back("engine.write")
         state.write(self._entry(param), value, root)
 
-    def state_dict(self):
-        """What model.state_dict() would be, as new CPU tensors on every rank: params gathered, buffers copied.
+    def state_dict(self, wanted=True):
+        """What model.state_dict() would be, as new CPU tensors: params gathered, buffers copied.
 
-        Collective. Tied params share a tensor. For large models: save() and core.export_weights() gather nothing.
+        Collective: all ranks call it; one that passes wanted=False gets {} and holds one param at a time. Tied params
+        share a tensor. For large models: save() and core.export_weights() gather nothing.
         """
-        return state.state_dict(self)
+        return state.state_dict(self, wanted)
 
     def load_state_dict(self, values, strict=True):
         """model.load_state_dict: params take rank 0's values, buffers this rank's. Collective, between steps.

@@ -54,16 +54,19 @@ def _keys(model):
                 yield key, buffers[key]
 
 
-def state_dict(engine):
+def state_dict(engine, wanted):
     engine._weights.sweep()
     values, read = collections.OrderedDict(), {}
     for key, tensor in _keys(engine.model):
-        if not isinstance(tensor, torch.nn.Parameter):
-            values[key] = tensor.detach().clone()
-            continue
-        if id(tensor) not in read:
-            read[id(tensor)] = engine.read(tensor)
-        values[key] = read[id(tensor)]
+        if isinstance(tensor, torch.nn.Parameter):
+            if id(tensor) not in read:
+                value = engine.read(tensor)
+                read[id(tensor)] = value if wanted else None
+            value = read[id(tensor)]
+        else:
+            value = tensor.detach().clone()
+        if wanted:
+            values[key] = value
     return values
 
 

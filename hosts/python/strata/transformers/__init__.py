@@ -7,6 +7,7 @@
 arguments.py reads the DeepSpeed configuration and refuses what cannot be had; trainer.py is what a Trainer does
 otherwise here. DeepSpeed is not needed.
 """
+from . import version  # noqa: F401 first: an older transformers lacks what the others import
 from .arguments import StrataSeq2SeqTrainingArguments, StrataTrainingArguments
 from .trainer import StrataSeq2SeqTrainer, StrataTrainer
 

@@ -48,10 +48,18 @@ class _OnStrata:
 
     # ---- checkpoints: the engine's lies beside what the Trainer writes, and has the weights too ----
 
+    _gathered = None  # a state dict, while save_model runs
+
+    def save_model(self, *args, **kwargs):
+        """Collective. Gathered here: in some versions of transformers only the ranks that write come to _save."""
+        self._gathered = self.engine and self.engine.state_dict(wanted=self.args.should_save)
+        try:
+            super().save_model(*args, **kwargs)
+        finally:
+            self._gathered = None
+
     def _save(self, output_dir=None, state_dict=None):
-        if state_dict is None and self.engine is not None:
-            state_dict = self.engine.state_dict()  # collective: all ranks come here
-        super()._save(output_dir, state_dict)
+        super()._save(output_dir, self._gathered if state_dict is None else state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         self.accelerator.save_engine(output_dir)
