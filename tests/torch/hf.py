@@ -44,7 +44,15 @@ class Rows(torch.utils.data.Dataset):
         return self.rows[index]
 
 
-def arguments(folder, kind=transformers.TrainingArguments, **changes):
+class PlainArguments(transformers.TrainingArguments):
+    """A plain Trainer takes every GPU it sees for one process, with a batch for each."""
+
+    @property
+    def n_gpu(self):
+        return min(super().n_gpu, 1)
+
+
+def arguments(folder, kind=PlainArguments, **changes):
     """34 rows in micro-batches of 4, 2 of them a step: an epoch's last step has a single one, of one rank or two."""
     return kind(**{
         "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,

@@ -358,7 +358,7 @@ def test_trainers_refuse_what_they_would_ignore(tmp_path, monkeypatch):
     with pytest.raises(strata.InvalidArgument, match="use strata.transformers.StrataTrainer"):
         transformers.Trainer(model=models.llama(), args=args)
     with pytest.raises(strata.InvalidArgument, match="needs StrataTrainingArguments, not TrainingArguments"):
-        StrataTrainer(model=models.llama(), args=hf.arguments(tmp_path))
+        StrataTrainer(model=models.llama(), args=hf.arguments(tmp_path, transformers.TrainingArguments))
     model = models.llama()
     trainer = StrataTrainer(model=model, args=args, train_dataset=hf.Rows(),
                             optimizers=(torch.optim.SGD(model.parameters(), lr=1.0), None))
