@@ -70,7 +70,7 @@ Status Engine::read_settings(const strata_engine_args& args) {
 template <class Opened, class Api>
 Status Engine::open_plugin(const std::string& role, const std::string& name, const char* id, Opened* instance,
                            const Api** table) {
-  STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table).during("plugins." + role));
+  STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table).during(settings_.named("plugins." + role)));
   STRATA_RETURN_IF_ERROR(plugins_->options(name, &open_args_.options));
   STRATA_RETURN_IF_ERROR(instance->open(*table, open_args_).during("plugin " + name));
   if (open_args_.rank >= 0) log_plugins();
@@ -133,8 +133,8 @@ Status Engine::open_plugins(const strata_engine_args& args, const strata_collect
   const Status batch = resolve_batch(places_.data.size, &settings_);
   STRATA_RETURN_IF_ERROR(places_.parts() > 1 ? batch.during("where world is the data-parallel size") : batch);
   if (!settings_.trace.path.empty()) {
-    STRATA_RETURN_IF_ERROR(
-        find_directory(settings_.trace_parent()).during("trace.path: the directory it is made in is missing"));
+    STRATA_RETURN_IF_ERROR(find_directory(settings_.trace_parent())
+                               .during(settings_.named("trace.path") + ": the directory it is made in is missing"));
   }
   const strata_device_api* device = nullptr;
   STRATA_RETURN_IF_ERROR(open_plugin("device", settings_.plugins.device, STRATA_DEVICE, &device_, &device));

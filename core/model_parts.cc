@@ -18,10 +18,11 @@ namespace fs = std::filesystem;
 
 Status result(int why, const std::string& what) {
   if (why == 0) return Ok();
-  const strata_status code = why == ENOENT   ? STRATA_NOT_FOUND
-                             : why == EACCES ? STRATA_PERMISSION_DENIED
-                             : why == ENOSPC ? STRATA_RESOURCE_EXHAUSTED
-                                             : STRATA_INTERNAL;
+  const strata_status code = why == ENOENT                    ? STRATA_NOT_FOUND
+                             : why == EACCES || why == EROFS  ? STRATA_PERMISSION_DENIED
+                             : why == ENOSPC || why == EDQUOT ? STRATA_RESOURCE_EXHAUSTED
+                             : why == ENAMETOOLONG            ? STRATA_INVALID_ARGUMENT
+                                                              : STRATA_INTERNAL;
   return {code, what + ": " + std::strerror(why)};
 }
 

@@ -76,9 +76,8 @@ std::string resolve(const Role& role, const Settings& settings, PluginSet* plugi
   if (role.need == Need::kLater && status.code() == STRATA_NOT_FOUND)
     return role.plugin + " is not there: this run can start, but neither save nor load";
   const Status found = plugins->find(role.plugin, role.interface_id, &table);
-  const std::string key = std::string("plugins.") + role.name;
-  const std::string where = settings.is_given(key) ? settings.origin(key) : settings.manifest_name;
-  for (const Status& each : {status, found}) findings->add(each, where + ": `" + key + "`: ");
+  const std::string key = settings.named(std::string("plugins.") + role.name);
+  for (const Status& each : {status, found}) findings->add(each, key + ": ");
   if (!status.ok() || !found.ok()) return role.plugin + ": see the errors";
   for (const PluginInfo& info : plugins->describe())
     if (std::count(info.interfaces.begin(), info.interfaces.end(), role.interface_id) &&
@@ -103,7 +102,7 @@ std::vector<std::string> missing_directories(const Settings& s) {
   const auto look = [&](const std::string& key, const std::string& path, const std::string& role) {
     const Status found = find_directory(path);
     if (found.ok()) return;
-    warnings.push_back(s.origin(key) + ": `" + key + "`: " + found.text() + "; " + role +
+    warnings.push_back(s.named(key) + ": " + found.text() + "; " + role +
                        " has to be there: strata_open does not make it and refuses to start");
   };
   const ZeroSettings& zero = s.zero_optimization;

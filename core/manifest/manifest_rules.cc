@@ -175,9 +175,9 @@ Status refuse_part_of_host_device(const Settings& settings) {
   const auto refuse = [&](bool asks, const char* key, const char* what) {
     const std::string path = kOptimizer + key;
     if (!asks || o.device == OffloadDevice::kNone) return;
-    lines += (lines.empty() ? "" : "\n") + settings.origin(path) + ": `" + path +
-             "` = " + value_in_words(settings, path) + " " + what + " the device, but `plugins.device` = \"" +
-             settings.plugins.device + "\" (" + settings.origin("plugins.device") +
+    lines += (lines.empty() ? "" : "\n") + settings.named(path) + " = " + value_in_words(settings, path) + " " + what +
+             " the device, but `plugins.device` = \"" + settings.plugins.device + "\" (" +
+             settings.origin("plugins.device") +
              ") has no memory of its own: the host updates all of the state. Remove the key, or choose a device that " +
              "has, as \"device_cuda\"";
   };

@@ -146,6 +146,10 @@ struct Settings {
     const auto it = given.find(key);
     return it == given.end() ? "default" : it->second;
   }
+  // "train.toml:3:1: `key`", for errors about the value; of a default, without a line.
+  std::string named(const std::string& key) const {
+    return (is_given(key) ? origin(key) : manifest_name) + ": `" + key + "`";
+  }
   bool is_override(const std::string& key) const { return origin(key).rfind("override", 0) == 0; }
   // A path of the manifest as the process must open it.
   std::string resolve(const std::string& path) const {

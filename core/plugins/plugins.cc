@@ -346,8 +346,8 @@ Status PluginSet::check_options(const Settings& settings) {
   for (const std::string& dir : chosen.path) {
     std::error_code error;
     if (!fs::is_directory(settings.resolve(dir), error))
-      add({STRATA_NOT_FOUND, settings.origin("plugins.path") + ": `plugins.path`: " +
-                                 without_dots(settings.resolve(dir)).string() + " is no directory"});
+      add({STRATA_NOT_FOUND,
+           settings.named("plugins.path") + ": " + without_dots(settings.resolve(dir)).string() + " is no directory"});
   }
   Plugin* plugin = nullptr;
   std::map<std::string, std::string> name_of;  // id -> how the manifest names it, for those given by path
@@ -361,8 +361,7 @@ Status PluginSet::check_options(const Settings& settings) {
                                    {"checkpoint", &chosen.checkpoint}}) {
     if (name->find('/') == std::string::npos) continue;
     const Status status = locate(*name, &plugin);
-    const std::string key = std::string("plugins.") + role;
-    add(status.ok() ? Ok() : Status(status.code(), settings.origin(key) + ": `" + key + "`: " + status.text()));
+    add(status.during(settings.named(std::string("plugins.") + role)));
     if (status.ok()) name_of[plugin->toml.id] = *name;
   }
   for (const auto& [id, given] : given_options_) {

@@ -212,6 +212,10 @@ TEST(PartsOfACheckpoint, ATakenOrImpossibleTagIsRefusedEverywhere) {
     save_as("a", STRATA_ALREADY_EXISTS, "/a is there, is no checkpoint of a model in parts");
     save_as("../b", STRATA_INVALID_ARGUMENT, "\"../b\"");
     save_as("latest", STRATA_INVALID_ARGUMENT, "\"latest\"");
+    for (const size_t length : {201u, 240u, 250u, 255u, 300u}) {  // of a tag, of a name with what is put around it
+      const std::string tag(length, 't');
+      EXPECT_EQ(strata_save(e, dir.path.c_str(), tag.c_str()), STRATA_INVALID_ARGUMENT) << rank << last();
+    }
     ASSERT_EQ(result_of(strata_save(e, dir.path.c_str(), "b")), "");
   });
 }

@@ -96,7 +96,8 @@ Case through_fault(const std::string& call, const std::string& role, const std::
 
 std::vector<Case> cases() {
   std::vector<Case> all = {
-      {"open", STRATA_NOT_FOUND, "plugins.offload_cpu: plugin nowhere was not found", on_cpu(),
+      {"open", STRATA_NOT_FOUND,
+       "override plugins.offload_cpu=nowhere: `plugins.offload_cpu`: plugin nowhere was not found", on_cpu(),
        with(on_cpu(), "plugins.offload_cpu=nowhere")},
       {"open", STRATA_INVALID_ARGUMENT, "/no/plugins is no directory", on_cpu(),
        with(on_cpu(), "plugins.path=[\"/no/plugins\"]")},
@@ -185,7 +186,10 @@ TEST(StartFailure, OfSeveralRanksHasOneCode) {
   const std::vector<Heard> heard = start_ranks(3, trial_of);
   for (const Heard& h : heard) {
     EXPECT_EQ(h.code, STRATA_NOT_FOUND) << h.text;
-    EXPECT_TRUE(h.has("it failed on rank 1, 2: plugins.offload_cpu: plugin nowhere was not found")) << h.text;
+    EXPECT_TRUE(
+        h.has("it failed on rank 1, 2: override plugins.offload_cpu=nowhere: `plugins.offload_cpu`: plugin nowhere was "
+              "not found"))
+        << h.text;
     EXPECT_EQ(h.has("; here: "), &h == &heard[2]) << h.text;
     EXPECT_EQ(h.has("budget_bytes"), &h == &heard[2]) << h.text;
   }
