@@ -3,7 +3,8 @@
 
 Each mode of a job is a process of its own (one per rank), and a JSON line of --out as soon as it is measured; rows
 that are there are not measured again. Jobs, modes and goals are a table, peers/jobs.py; docs/side_by_side.md says what
-the columns mean. The last line printed is JSON, as for every name of bench/run.
+the columns mean. The last line printed is JSON, as for every name of bench/run: of the rows of this call, or with
+--no-measure of those that --out holds of the newest machine.
 """
 import argparse
 import datetime
@@ -29,13 +30,13 @@ PATIENCE = 2.5        # a row is ended after this many times what it is planned 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words = lambda text: text.split(",")  # noqa: E731
-    parser.add_argument("--gpus", type=int, metavar="N", help="jobs of N GPUs (0: on the CPU); as many as there are if "
-                                                              "neither this nor --only is given")
+    parser.add_argument("--gpus", type=int, metavar="N", help="jobs of N GPUs (0: on the CPU), of --only's the "
+                        "variants for N; as many as there are if neither this nor --only is given")
     parser.add_argument("--only", type=words, metavar="JOB[,JOB]", help=f"these jobs: {', '.join(jobs.JOBS)}")
     parser.add_argument("--modes", type=words, metavar="MODE[,MODE]", help=f"these modes: {', '.join(jobs.MODES)}")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="start no row that cannot end in time")
-    parser.add_argument("--steps", type=int, help="measured steps, not the job's")
-    parser.add_argument("--warm", type=int, help="steps before them, not the job's")
+    parser.add_argument("--steps", type=jobs.at_least(1), help="measured steps, not the job's")
+    parser.add_argument("--warm", type=jobs.at_least(0), help="steps before them, not the job's")
     parser.add_argument("--out", type=pathlib.Path, default=runner.ROOT / "build" / "side_by_side.jsonl",
                         metavar="FILE", help="JSON lines, kept and appended to; %(default)s")
     parser.add_argument("--no-measure", action="store_true", help="only --table and --plot of what --out holds")
@@ -48,7 +49,39 @@ def arguments():
                 parser.error(f"no {what} is called {name}: {', '.join(known)}")
     if args.plot and (reason := report.why_no_plot()):
         parser.error(f"--plot {args.plot}: {reason}")
-    return args
+    return args, parser
+
+
+def variant(name, gpus):
+    """The job of this name for so many GPUs: itself, or as NAME_N; LookupError."""
+    for job in (name, f"{name}_{gpus}"):
+        if job in jobs.JOBS and jobs.JOBS[job].gpus == gpus:
+            return job
+    raise LookupError(f"job {name} has no variant for {gpus} GPUs; {jobs_for(gpus)}")
+
+
+def jobs_for(gpus):
+    """What there is, in words."""
+    names = [name for name, job in jobs.JOBS.items() if job.gpus == gpus]
+    if names:
+        return f"jobs for {gpus}: {', '.join(names)}"
+    return f"there are jobs for {', '.join(map(str, sorted({job.gpus for job in jobs.JOBS.values()})))} GPUs"
+
+
+def selected(only, modes, gpus):
+    """[(job name, Row)] in the table's order. `gpus`: None, jobs for any number. LookupError: nothing is."""
+    if only:
+        names = only if gpus is None else [variant(name, gpus) for name in only]
+    else:
+        names = [name for name, job in jobs.JOBS.items() if job.gpus == gpus]
+        if not names:
+            raise LookupError(f"no job is for {gpus} GPUs; {jobs_for(gpus)}")
+    every = [(name, row) for name in jobs.JOBS if name in names for row in jobs.JOBS[name].rows]
+    chosen = [(name, row) for name, row in every if not modes or row.mode in modes]
+    if not chosen:
+        raise LookupError(f"no mode called {' or '.join(modes)} is in {', '.join(names)}; there are "
+                          f"{', '.join(dict.fromkeys(row.mode for _, row in every))}")
+    return chosen
 
 
 def now():
@@ -66,25 +99,19 @@ class Run:
         self.lines = []
 
     def chosen(self):
-        """(job name, Row) in the table's order."""
         gpus = self.args.gpus
         if gpus is None and not self.args.only:
             gpus = self.machine["gpus"]
-        for name, job in jobs.JOBS.items():
-            if (self.args.only and name not in self.args.only) or (gpus is not None and job.gpus != gpus):
-                continue
-            for row in job.rows:
-                if not self.args.modes or row.mode in self.args.modes:
-                    yield name, row
+        return selected(self.args.only, self.args.modes, gpus)
 
     def left(self):
         limit = self.args.time_limit
         return float("inf") if limit is None else limit - (time.monotonic() - self.began)
 
-    def measure_all(self):
-        for name, row in self.chosen():
+    def measure(self, chosen):
+        for name, row in chosen:
             job = jobs.JOBS[name]
-            warm, steps = self.args.warm or job.warm, self.args.steps or job.steps
+            warm, steps = job.warm if self.args.warm is None else self.args.warm, self.args.steps or job.steps
             key = rows.identity(name, row, warm, steps, self.machine, self.build)
             if self.file.measured(key):
                 print(f"{name} {row.mode}: is there", flush=True)
@@ -132,37 +159,49 @@ class Run:
                                                      f"{line['host_gib']} GiB, loss {line['loss']:.4f}")
         print(f"{name} {row.mode}: {said}", flush=True)
 
-    def summary(self):
-        """The worst step among our rows that have a goal, as a multiple of it."""
-        measured = [line for line in self.lines if "step_s" in line]
-        by_job = {}
-        for line in self.lines:
-            by_job.setdefault(line["job"], {})[line["mode"]] = line
-        goals = [(line["step_s"], report.goal_seconds(report.goal_of(line["job"], line["mode"]), by_job[line["job"]]))
-                 for line in measured]
-        worst = [step / goal for step, goal in goals if goal]
-        result = {"name": NAME, "value": round(max(worst), 4) if worst else None, "target": 1.0, "unit": "x",
-                  "better": "lower", "against": "the goal of the row farthest from its own", "rows": len(measured),
-                  "not_measured": [f"{x['job']} {x['mode']}: {x['not_measured']}" for x in self.lines
-                                   if "not_measured" in x], "machine": self.machine["machine"]}
-        return result if measured else {**result, "skipped": "no row was measured"}
+
+def summary(lines, machine):
+    """The part of a goal, time or memory, that one of our rows is farthest from, as a multiple of it."""
+    worst = report.farthest(lines)
+    measured = sum("step_s" in line for line in lines)
+    result = {"name": NAME, "value": round(worst[0], 4) if worst else None, "target": 1.0, "unit": "x",
+              "better": "lower", "against": worst[1] if worst else "no row with a goal", "rows": measured,
+              "not_measured": [f"{x['job']} {x['mode']}: {x['not_measured']}" for x in lines if "not_measured" in x],
+              "machine": machine}
+    return result if measured else {**result, "skipped": "no row was measured"}
+
+
+def measured_now(args, parser):
+    """(the file of the rows, this call's lines, the machine)"""
+    run = Run(args)
+    try:
+        chosen = run.chosen()
+    except LookupError as error:
+        parser.error(error)
+    run.measure(chosen)
+    return run.file, run.lines, run.machine["machine"]
+
+
+def measured_before(args):
+    file = rows.File(args.out)
+    machine, found = report.newest(file)
+    return file, [line for lines in found.values() for line in lines.values()], machine
 
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that a row's processes end, too
-    args = arguments()
-    run = None if args.no_measure else Run(args)
-    if run:
-        run.measure_all()
-    file = run.file if run else rows.File(args.out)
+    args, parser = arguments()
+    file, lines, machine = measured_before(args) if args.no_measure else measured_now(args, parser)
     if args.table:
         print(report.table(file))
     if args.plot:
-        report.plot(file, args.plot)
-    if run:
-        result = run.summary()
-        print(json.dumps(result))
-        sys.exit(77 if "skipped" in result else 0)
+        try:
+            report.plot(file, args.plot)
+        except ValueError as error:
+            print(f"{args.plot} is not drawn: {args.out}: {error}", file=sys.stderr)
+    result = summary(lines, machine)
+    print(json.dumps(result))
+    sys.exit(77 if "skipped" in result else 0)
 
 
 if __name__ == "__main__":

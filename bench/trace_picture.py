@@ -155,6 +155,15 @@ def mark(axis, at, begin, end, text):
     axis.text(at - begin, -0.7, text, ha="center", va="bottom", fontsize=8, color="#444444")
 
 
+def read(path):
+    """The Trace of a file; OSError or ValueError says what is wrong with it."""
+    content = json.loads(path.read_text())
+    try:
+        return Trace(content)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no trace of an engine: {error!r}") from error
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", type=pathlib.Path, metavar="TRACE.json")
@@ -170,7 +179,10 @@ def main():
         import matplotlib  # noqa: F401
     except ImportError as error:
         sys.exit(f"a picture needs matplotlib: {error}")
-    trace = Trace(json.loads(args.trace.read_text()))
+    try:
+        trace = read(args.trace)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{args.trace}: {getattr(error, 'strerror', None) or error}")
     steps = trace.steps()
     step = steps[0] if args.step is None and steps else args.step
     if step not in steps:

@@ -4,11 +4,15 @@ A job is a model, a batch and a number of GPUs. A mode is one system set up in o
 job than the rest, if anything does. Rows of a job are measured in the order they stand here, so that a job's peers are
 measured beside ours. Standard library only: the caller of the rows never loads torch.
 """
+import argparse
 import dataclasses
 
 Z, O, P = "zero_optimization.", "zero_optimization.offload_optimizer.", "zero_optimization.offload_param."
 SPLIT, SHARE, BUDGET, RATIO = (O + name for name in ("split_update", "split_share", "device_state_budget", "ratio"))
 LAYOUT = "optimizer.params.state_layout"
+# Goals of host memory: bytes a param for state and gradient, for its weight, for what an fp32 sum of gradients takes
+# beyond one of them; and GiB a rank for all the rest of the process.
+HOST_STATE, HOST_WEIGHT, HOST_SUM, HOST_BESIDE = 14, 2, 2, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,15 +184,16 @@ JOBS = {
         Row("ds_none", 0.43), Row("ds_nonedef", 0.45))),
     "optimizer": Job("optimizer state on the CPU", "1.4b", (
         Row("strata_opt", 0.6, Goal(0.50)), Row("ds_opt", 1.6), Row("ds_def", 1.6),
-        Row("strata_opt_split", 0.5, Goal(0.42, peak_gib=10)), Row("strata_opt_share", 0.5), Row("torchao", 0.4),
-        Row("strata_opt_16", 0.4, Goal(0.32, peak_gib=16)), Row("ds_ratio", 0.8), Row("strata_opt_ratio", 0.4),
-        Row("strata_opt_24", 0.3, Goal(0.20, peak_gib=24)), Row("strata_opt_sm", 0.6), Row("strata_opt_split_sm", 0.5),
-        Row("ds_super", 2.3))),
+        Row("strata_opt_split", 0.5, Goal(0.42, peak_gib=10)), Row("strata_opt_share", 0.5, Goal(0.42, peak_gib=10)),
+        Row("torchao", 0.4), Row("strata_opt_16", 0.4, Goal(0.32, peak_gib=16)), Row("ds_ratio", 0.8),
+        Row("strata_opt_ratio", 0.4), Row("strata_opt_24", 0.3, Goal(0.20, peak_gib=24)), Row("strata_opt_sm", 0.6),
+        Row("strata_opt_split_sm", 0.5), Row("ds_super", 2.3))),
     "params": Job("params and optimizer state on the CPU", "1.4b", (
         Row("strata_optparam", 0.8, Goal(0.55)), Row("ds_optparam", 1.15),
         Row("strata_optparam_split", 0.7, Goal(0.47)), Row("strata_optparam_sm", 0.8), Row("fsdp_cpu", 1.7))),
     "micro4": Job("optimizer state on the CPU, 4 micro-batches", "1.4b", (
-        Row("strata_opt", 1.4, Goal(1.05)), Row("ds_opt", 3.0), Row("strata_opt_split", 1.2)), micro_batches=4),
+        Row("strata_opt", 1.4, Goal(1.05)), Row("ds_opt", 3.0), Row("strata_opt_split", 1.2, Goal(1.05))),
+        micro_batches=4),
     "none_2": Job("no offload", "1.4b", (
         Row("fsdp", 0.19), Row("strata_3_tight", 0.19, Goal(times=(1.0, "fsdp"))), Row("strata_3", 0.19),
         Row("ds_none", 0.33)), gpus=2),
@@ -218,8 +223,42 @@ JOBS = {
 }
 
 
+def at_least(least):
+    """What argparse takes for a count that has a least value."""
+    def count(text):
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return number
+    return count
+
+
 def settings_of(row):
     return {**MODES[row.mode].settings, **row.settings}
+
+
+def host_goal_gib(job, settings):
+    """What all ranks of a row of ours may take of host memory where all of its state lies there; None elsewhere.
+
+    Also None without a GPU: what is on the device is in host memory then, too.
+    """
+    partly = settings.get(BUDGET) or settings.get(RATIO) or settings.get(P + "device") == "nvme"
+    if job.gpus == 0 or partly or settings.get(O + "device") != "cpu":
+        return None
+    a_param = HOST_STATE + (HOST_WEIGHT if settings.get(P + "device") == "cpu" else 0)
+    a_param += HOST_SUM if job.micro_batches > 1 else 0
+    return a_param * SIZES[job.size].params / 2**30 + HOST_BESIDE * job.world
+
+
+def goal_of(job_name, mode):
+    """The goal of a row, with what its settings allow of host memory where that is less than the table says."""
+    job = JOBS[job_name]
+    row = next((row for row in job.rows if row.mode == mode), None)
+    most = host_goal_gib(job, settings_of(row)) if row and MODES[mode].is_ours else None
+    if most is None:
+        return row and row.goal
+    goal = row.goal or Goal()
+    return dataclasses.replace(goal, host_gib=min(most, goal.host_gib or most))
 
 
 def title_of(job):

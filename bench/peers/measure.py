@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import torch
 
 import jobs
+import runner
 from systems import SYSTEMS, Place
 
 PROBE = 64 * 2**20
@@ -87,8 +88,8 @@ def arguments():
     parser.add_argument("job", choices=jobs.JOBS)
     parser.add_argument("mode", choices=jobs.MODES)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--warm", type=int, help="steps before the measured ones; the job's if not given")
-    parser.add_argument("--steps", type=int, help="measured steps; the job's if not given")
+    parser.add_argument("--warm", type=jobs.at_least(0), help="steps before the measured ones; the job's if not given")
+    parser.add_argument("--steps", type=jobs.at_least(1), help="measured steps; the job's if not given")
     parser.add_argument("--out", type=pathlib.Path, help="file for the figures; standard output if not given")
     parser.add_argument("--folder", help="for what the run keeps on disk; a temporary one if not given")
     return parser.parse_args()
@@ -104,10 +105,12 @@ def say(args, what):
 
 def main():
     args = arguments()
+    os.environ.update(runner.environment())  # also without the caller of the ranks
+    sys.path.insert(0, str(runner.ROOT / "hosts" / "python"))
     job, mode = jobs.JOBS[args.job], jobs.MODES[args.mode]
     row = next((row for row in job.rows if row.mode == args.mode), jobs.Row(args.mode, 0))
     given = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in (x.split("=", 1) for x in args.settings)))
-    warm, steps = args.warm or job.warm, args.steps or job.steps
+    warm, steps = job.warm if args.warm is None else args.warm, args.steps or job.steps
     with tempfile.TemporaryDirectory() as folder:
         try:
             system, figures = measure(job, mode, {**jobs.settings_of(row), **given}, warm, steps, args.folder or folder)

@@ -4,11 +4,7 @@ import jobs
 HEAD = ("mode", "s a step", "of the best peer", "goal", "tokens/s", "peak device GiB", "host GiB",
         "host link GB a step (formula)", "loss")
 OTHER_CALL = "†"
-OURS, PEER, OTHER_JOB, GOAL = "#1f77b4", "#8c8c8c", "#d0d0d0", "#d62728"
-
-
-def goal_of(job_name, mode):
-    return next((row.goal for row in jobs.JOBS[job_name].rows if row.mode == mode), None)
+OURS, PEER, OTHER_JOB, GOAL, HEAD_COLOUR = "#1f77b4", "#8c8c8c", "#d0d0d0", "#d62728", "#555555"
 
 
 def goal_seconds(goal, lines):
@@ -19,13 +15,31 @@ def goal_seconds(goal, lines):
     return factor * lines[peer]["step_s"] if "step_s" in lines.get(peer, {}) else None
 
 
+def multiples(goal, line, lines):
+    """[(a measured value as a multiple of what the goal allows, the same in words)] for each part of the goal."""
+    parts = (("s a step", line["step_s"], goal_seconds(goal, lines)), ("device GiB", line["peak_gib"], goal.peak_gib),
+             ("host GiB", line["host_gib"], goal.host_gib))
+    return [(value / most, f"{value:g} {what}, at most {most:.4g}") for what, value, most in parts
+            if value is not None and most is not None]
+
+
 def misses(goal, line, lines):
     """What of a goal a measured line does not reach."""
-    seconds = goal_seconds(goal, lines)
-    pairs = (("s a step", line["step_s"], seconds), ("device GiB", line["peak_gib"], goal.peak_gib),
-             ("host GiB", line["host_gib"], goal.host_gib))
-    return [f"{value:g} {what}, at most {most:g}" for what, value, most in pairs
-            if value is not None and most is not None and value > most]
+    return [text for multiple, text in multiples(goal, line, lines) if multiple > 1]
+
+
+def farthest(lines):
+    """(multiple of its goal, the row and the goal in words) of the measured line that is farthest from it, or None."""
+    by_job = {}
+    for line in lines:
+        by_job.setdefault(line["job"], {})[line["mode"]] = line
+    found = []
+    for line in lines:
+        goal = jobs.goal_of(line["job"], line["mode"])
+        if goal and "step_s" in line:
+            found += [(multiple, f"{line['job']} {line['mode']}: {text}")
+                      for multiple, text in multiples(goal, line, by_job[line["job"]])]
+    return max(found, default=None)
 
 
 def best_peer(lines):
@@ -44,7 +58,7 @@ def _goal_text(goal, line, lines):
     seconds = goal_seconds(goal, lines)
     if seconds is not None:
         parts.append(f"{seconds:.3g} s")
-    parts += [f"{most:g} GiB{where}" for most, where in ((goal.peak_gib, ""), (goal.host_gib, " of host")) if most]
+    parts += [f"{most:.4g} GiB{where}" for most, where in ((goal.peak_gib, ""), (goal.host_gib, " of host")) if most]
     return ", ".join(parts) + (" (missed)" if misses(goal, line, lines) else "")
 
 
@@ -57,7 +71,7 @@ def _cells(job_name, mode, line, lines):
     if line.get("host_link_bytes"):
         link = f"{line['host_link_bytes'] / 1e9:.3g}" + ("" if formula is None else f" ({formula / 1e9:.3g})")
     peak = "" if line["peak_gib"] is None else f"{line['peak_gib']:.1f}"
-    goal = _goal_text(goal_of(job_name, mode), line, lines)
+    goal = _goal_text(jobs.goal_of(job_name, mode), line, lines)
     return (f"{line['step_s']:.4g}", times, goal, f"{line['tokens_s']}", peak, f"{line['host_gib']:.1f}", link,
             f"{line['loss']:.4f}")
 
@@ -108,42 +122,65 @@ def why_no_plot():
     return ""
 
 
-def plot(file, path):
-    """A panel per job: bars of the step, the peaks of memory beside them, goals as marks. Of the newest machine."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def newest(file):
+    """(machine, {job: {mode: line}}) that was measured on last; (None, {}) where there is nothing."""
+    return next(reversed(list(file.tables())), (None, {}))
 
-    machine, found = list(file.tables())[-1]
+
+def plot(file, path):
+    """Draws the newest machine's rows into a PNG. ValueError: none is measured."""
+    figure = draw(file)
+    figure.savefig(path, dpi=130)
+
+
+# Inches of the picture: left of the bars, the bars, right of them; above a panel's bars, a bar, below them; above all.
+LEFT, BARS, RIGHT = 3.9, 4.4, 4.5
+ABOVE, BAR, BELOW, TOP = 0.62, 0.27, 0.35, 0.35
+# Of the text right of the bars: where a column ends, its head, what it says of a line.
+COLUMNS = ((0.75, "s a step", lambda line: f"{line['step_s']:#.3g}"),
+           (1.5, "tokens/s", lambda line: f"{line['tokens_s']:,}"),
+           (2.3, "device GiB", lambda line: "" if line["peak_gib"] is None else f"{line['peak_gib']:.1f}"),
+           (3.0, "host GiB", lambda line: f"{line['host_gib']:.1f}"),
+           (4.3, "loss", lambda line: f"{line['loss']:.4f} after {line['loss_after']}"))
+
+
+def draw(file):
+    """A panel per job: bars of the step with goals as marks, and right of them, in columns, what was measured."""
+    from matplotlib.figure import Figure
+
+    machine, found = newest(file)
     panels = {name: {mode: line for mode, line in lines.items() if "step_s" in line} for name, lines in found.items()}
     panels = {name: lines for name, lines in panels.items() if lines}
     if not panels:
-        raise ValueError("nothing is measured that could be drawn")
-    heights = [1 + 0.38 * len(lines) for lines in panels.values()]
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(11, sum(heights) + 0.6), squeeze=False,
-                                   gridspec_kw={"height_ratios": heights})
-    for (name, lines), axis in zip(panels.items(), axes[:, 0]):
-        _panel(axis, name, lines)
-    figure.suptitle(f"Seconds a step; peak memory in GiB. {machine}", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+        raise ValueError("no row is measured that could be drawn")
+    width = LEFT + BARS + RIGHT
+    height = TOP + sum(ABOVE + BAR * len(lines) + BELOW for lines in panels.values())
+    figure, place = Figure(figsize=(width, height)), height - TOP
+    figure.text(0.5, 1 - 0.2 / height, machine, fontsize=10, ha="center", va="center")
+    for name, lines in panels.items():
+        place -= ABOVE + BAR * len(lines)
+        _panel(figure.add_axes((LEFT / width, place / height, BARS / width, BAR * len(lines) / height)), name, lines)
+        place -= BELOW
+    return figure
 
 
 def _panel(axis, name, lines):
-    longest = max(line["step_s"] for line in lines.values())
+    ends = [line["step_s"] for line in lines.values()]
     for place, (mode, line) in enumerate(lines.items()):
         kind = jobs.MODES[mode]
         axis.barh(place, line["step_s"], color=OURS if kind.is_ours else OTHER_JOB if kind.other_job else PEER)
-        device = "" if line["peak_gib"] is None else f"device {line['peak_gib']:.1f}, "
-        text = f" {line['step_s']:.3g} s ({device}host {line['host_gib']:.1f})"
-        axis.text(line["step_s"], place, text, va="center", fontsize=8)
-        goal = goal_seconds(goal_of(name, mode), lines)
+        goal = goal_seconds(jobs.goal_of(name, mode), lines)
         if goal is not None:
-            axis.plot([goal, goal], [place - 0.45, place + 0.45], color=GOAL, linewidth=2)
+            axis.plot([goal, goal], [place - 0.4, place + 0.4], color=GOAL, linewidth=2)
+            ends.append(goal)
+    for end, head, text in COLUMNS:
+        for place, said in enumerate([head, *map(text, lines.values())], -1):
+            axis.annotate(said, (1, place), (72 * end, 0), axis.get_yaxis_transform(), "offset points", fontsize=8,
+                          ha="right", va="center", color=HEAD_COLOUR if said is head else "black")
     axis.set_yticks(range(len(lines)), [jobs.MODES[mode].title for mode in lines], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlim(0, longest * 1.35)
-    axis.set_title(jobs.title_of(jobs.JOBS[name]), fontsize=9, loc="left")
+    axis.set_ylim(len(lines) - 0.5, -0.5)
+    axis.set_xlim(0, 1.02 * max(ends))
+    axis.tick_params(axis="x", labelsize=8)
+    axis.set_title(jobs.title_of(jobs.JOBS[name]), fontsize=9, loc="left", pad=20)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 
 import jobs
 from runner import LIBRARY, ROOT
@@ -46,18 +47,25 @@ def identity(job_name, row, warm, steps, machine, build):
 
 
 class File:
-    """The lines of --out. Each is written as soon as it is known."""
+    """The lines of --out. Each is written as soon as it is known; one that a killed call left torn is passed over."""
 
     def __init__(self, path):
         self._path = path
         text = path.read_text() if path.exists() else ""
-        self.lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        self._ends_a_line = not text or text.endswith("\n")
+        self.lines = []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                self.lines += [json.loads(line)] if line.strip() else []
+            except json.JSONDecodeError:
+                print(f"{path}: line {number} is torn, and passed over", file=sys.stderr)
 
     def append(self, line):
         self.lines.append(line)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(("" if self._ends_a_line else "\n") + json.dumps(line) + "\n")
+            self._ends_a_line = True
             file.flush()
             os.fsync(file.fileno())
 

@@ -201,13 +201,21 @@ class Strata(System):
         state = {tier: sum(item.bytes for item in plan if item.what == "optimizer state" and item.tier == tier)
                  for tier in ("device", "cpu", "nvme")}
         return {"engine_bytes": sum(item.bytes for item in plan if item.tier == "device" and lent not in item.what),
-                "pinned_bytes": sum(item.bytes for item in plan if item.tier == "cpu" and self.place.on_gpu),
+                "pinned_bytes": pinned_bytes(plan, self.place.settings) if self.place.on_gpu else 0,
                 "host_link_bytes": counters.tier_read[cpu] + counters.tier_write[cpu],
                 "host_link_formula": jobs.host_link_bytes(self.place.job, self.place.settings,
                                                           state["device"] / sum(state.values()))}
 
     def close(self):
         self.engine.close()
+
+
+def pinned_bytes(plan, settings):
+    """What a plan's host memory has page-locked: all but the state that only the host updates."""
+    share = jobs.share_of(settings)
+    pinned = 0 if not settings.get(jobs.O + "pin_memory") else 1 if share is None else share
+    return round(sum(item.bytes * (pinned if item.what == "optimizer state" else 1)
+                     for item in plan if item.tier == "cpu"))
 
 
 def toml(value):

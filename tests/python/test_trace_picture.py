@@ -98,6 +98,21 @@ def test_a_step_that_is_not_whole_is_refused(tmp_path):
         assert refused.returncode == 1 and why in refused.stderr and "Traceback" not in refused.stderr
 
 
+def test_a_file_that_is_no_trace_is_refused_in_a_line(tmp_path):
+    (tmp_path / "matplotlib.py").touch()
+    other = json.dumps({"traceEvents": [{"name": "x", "ph": "X", "ts": 1, "dur": 1}]})
+    for text, why in ((None, "No such file or directory"), ("{}", "no trace of an engine: KeyError('traceEvents')"),
+                      ("[1]", "no trace of an engine"), (other, "no trace of an engine"), ("{", "Expecting property")):
+        path = tmp_path / f"given{text is None}.json"
+        if text is not None:
+            path.write_text(text)
+        refused = subprocess.run([sys.executable, "-B", str(PROGRAM), str(path), str(tmp_path / "x.png")],
+                                 env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+                                 timeout=100)
+        assert refused.returncode == 1 and refused.stderr.startswith(f"{path}: ") and why in refused.stderr
+        assert refused.stderr.count("\n") == 1
+
+
 def test_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     drawn = run(tmp_path, SPANS, "--title", "a step")

@@ -1,5 +1,6 @@
 """bench/side_by_side.py on the CPU: rows, what is skipped and why, time limits, processes, table and picture."""
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -100,6 +101,30 @@ def test_rows_are_the_same_by_job_mode_settings_machine_and_version():
     assert len({key(), *others}) == 1 + len(others)
 
 
+def test_rows_that_are_there_end_with_the_same_json(measured):
+    out, _, _, last, _ = measured
+    text, again, _ = call(out, "--no-measure", "--table")
+    assert again["rows"] == last["rows"] and again["machine"] == last["machine"] and "**tiny**" in text
+    assert again["not_measured"] == last["not_measured"]
+
+
+def test_a_torn_line_is_passed_over_and_the_next_one_is_a_line(tmp_path, capsys):
+    path, whole = tmp_path / "rows", json.dumps(line("strata_opt", 0.4))
+    for torn, kept in (('{"job": "tin', 1), (whole, 2)):  # cut anywhere, or before its newline alone
+        path.write_text(whole + "\n" + torn)
+        file = rows.File(path)
+        said = f"{path}: line 2 is torn, and passed over\n" if kept == 1 else ""
+        assert len(file.lines) == kept and capsys.readouterr().err == said
+        for mode in ("ds_opt", "ds_ratio"):
+            file.append(line(mode, 1.5))
+        assert [x["mode"] for x in rows.File(path).lines][kept:] == ["ds_opt", "ds_ratio"]
+        assert capsys.readouterr().err == said
+    out = tmp_path / "call"
+    out.write_text('{"job": "tin')
+    run = refused("--only", "tiny", "--modes", "plain", "--time-limit", "1", "--out", str(out), code=77)
+    assert f"{out}: line 1 is torn" in run and len(rows.File(out).lines) == 1
+
+
 def test_no_row_is_started_that_cannot_end_in_time(tmp_path):
     _, last, lines = call(tmp_path / "rows", "--only", "tiny", "--modes", "plain,strata_0", "--time-limit", "5",
                           code=77)
@@ -129,6 +154,37 @@ def test_a_row_that_outlasts_its_time_is_ended_with_all_its_processes():
 def test_a_setting_that_is_refused_is_reported_with_the_reason():
     figures = runner.run("tiny", "strata_0", 1, ["zero_optimization.no_such_key=1", *SHORT], 60)
     assert "no_such_key" in figures["not_measured"] and "unknown key" in figures["not_measured"]
+
+
+def refused(*arguments, code=2, program=PROGRAM, **environment):
+    """Standard error of a call that ends so, without a traceback."""
+    run = subprocess.run([sys.executable, "-B", str(program), *arguments], env={**ENVIRONMENT, **environment},
+                         capture_output=True, text=True, timeout=SECONDS)
+    assert run.returncode == code and "Traceback" not in run.stderr, run.stdout + run.stderr
+    return run.stderr
+
+
+@pytest.mark.parametrize("program", ["side_by_side.py", "peers/measure.py"])
+def test_counts_of_steps_that_measure_nothing_are_refused(program, tmp_path):
+    given = ("--out", str(tmp_path / "rows")) if program == "side_by_side.py" else ("tiny", "plain")
+    for wrong in (("--steps", "0"), ("--steps", "-1"), ("--warm", "-1")):
+        said = refused(*given, *wrong, program=ROOT / "bench" / program)
+        assert f"argument {wrong[0]}: {wrong[1]} is less than" in said
+    assert not (tmp_path / "rows").exists()
+
+
+def test_no_warm_steps_are_none(tmp_path):
+    _, _, lines = call(tmp_path / "rows", "--only", "tiny", "--modes", "plain", "--steps", "2", "--warm", "0")
+    assert lines["plain"]["warm"] == 0 and lines["plain"]["loss_after"] == 2
+
+
+def test_one_row_by_hand_finds_strata(tmp_path):
+    program = ROOT / "bench" / "peers" / "measure.py"
+    bare = {name: value for name, value in ENVIRONMENT.items() if name not in ("PYTHONPATH", "STRATA_LIBRARY")}
+    run = subprocess.run([sys.executable, "-B", str(program), "tiny", "strata_0", *SHORT], env=bare, cwd=tmp_path,
+                         capture_output=True, text=True, timeout=SECONDS)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1])["loss_after"] == 3
 
 
 RANKS = """
@@ -241,9 +297,87 @@ def test_the_table_of_jobs_is_sound():
         for row in job.rows:
             assert row.mode in jobs.MODES and row.expected > 0
             assert not (row.goal and row.goal.times) or row.goal.times[1] in modes
-            assert not row.goal or jobs.MODES[row.mode].is_ours
+            assert not jobs.goal_of(name, row.mode) or jobs.MODES[row.mode].is_ours
     used = {row.mode for job in jobs.JOBS.values() for row in job.rows}
     assert used == set(jobs.MODES)
+
+
+def test_jobs_of_the_text_are_those_of_the_table():
+    text = (ROOT / "docs" / "side_by_side.md").read_text()
+    for size, digits in (("1.4b", 3), ("3.3b", 2), ("6.9b", 2), ("8b", 2)):
+        assert f"{jobs.SIZES[size].params / 1e9:.{digits}f} B" in text
+    assert all(f"`{name}`" in text for name in jobs.JOBS)
+
+
+def chosen(*names, gpus=None, modes=None):
+    return [(job, row.mode) for job, row in side_by_side.selected(names, modes, gpus)]
+
+
+def test_a_jobs_name_means_its_variant_for_the_gpus():
+    for names, gpus, meant in ((["optimizer"], 2, {"optimizer_2"}), (["optimizer_2"], None, {"optimizer_2"}),
+                               (["optimizer", "optimizer_7b"], 1, {"optimizer", "optimizer_7b"}),
+                               (["none", "none_2_3b"], 2, {"none_2", "none_2_3b"})):
+        assert {job for job, _ in chosen(*names, gpus=gpus)} == meant
+    assert chosen("optimizer", "params", gpus=2, modes=["fsdp_cpu"]) == [("optimizer_2", "fsdp_cpu")]
+    assert {jobs.JOBS[job].gpus for job, _ in chosen(gpus=2)} == {2}
+
+
+def test_a_selection_of_nothing_is_refused_with_what_there_is(tmp_path):
+    for names, gpus, modes, why in (
+            (["micro4"], 2, None, "job micro4 has no variant for 2 GPUs; jobs for 2: none_2, none_2_3b, optimizer_2, "),
+            (["none"], 3, None, "job none has no variant for 3 GPUs; there are jobs for 0, 1, 2 GPUs"),
+            ([], 3, None, "no job is for 3 GPUs; there are jobs for 0, 1, 2 GPUs"),
+            (["tiny"], None, ["ds_ratio"], "no mode called ds_ratio is in tiny; there are plain, plain32, strata_0, ")):
+        with pytest.raises(LookupError, match=why):
+            chosen(*names, gpus=gpus, modes=modes)
+    out = tmp_path / "rows"
+    assert "no mode called ds_ratio is in tiny" in refused("--only", "tiny", "--modes", "ds_ratio", "--out", str(out))
+    assert "there are jobs for 0, 1, 2" in refused("--gpus", "9", "--out", str(out)) and not out.exists()
+
+
+def host_goal(job, mode):
+    """Bytes a param, without those of the rest of the process."""
+    job, goal = jobs.JOBS[job], jobs.goal_of(job, mode)
+    if goal is None or goal.host_gib is None:
+        return None
+    return (goal.host_gib - 2 * job.world) * 2**30 / jobs.SIZES[job.size].params
+
+
+def test_goals_of_host_memory_are_of_params_settings_and_ranks(monkeypatch):
+    for job, mode, a_param in (
+            ("optimizer", "strata_opt", 14), ("optimizer", "strata_opt_sm", 14), ("optimizer", "strata_opt_share", 14),
+            ("params", "strata_optparam_split", 16), ("micro4", "strata_opt", 16), ("micro4", "strata_opt_split", 16),
+            ("optimizer_2", "strata_opt", 14), ("params_2", "strata_optparam", 16), ("optimizer_7b", "strata_opt", 14),
+            ("params_8b", "strata_optparam_sm", 16)):  # the last two have a goal of their own that allows more
+        assert host_goal(job, mode) == pytest.approx(a_param), (job, mode)
+    for job, mode in (("none", "strata_0"), ("none_2", "strata_3"), ("nvme", "strata_nvme"), ("optimizer", "ds_opt"),
+                      ("nvme", "strata_nvmeall"), ("optimizer", "strata_opt_16"), ("optimizer", "strata_opt_ratio"),
+                      ("tiny", "strata_opt"), ("optimizer", "strata_optparam"), ("params_2", "fsdp_cpu")):
+        assert host_goal(job, mode) is None, (job, mode)
+    assert jobs.host_goal_gib(jobs.JOBS["micro4"], jobs.MODES["strata_optparam"].settings) == pytest.approx(
+        18 * jobs.SIZES["1.4b"].params / 2**30 + 2)
+    stated = jobs.Goal(3.0, host_gib=100)  # less than the derived one
+    monkeypatch.setitem(jobs.JOBS, "stated", jobs.Job("", "8b", (jobs.Row("strata_optparam", 1, stated),)))
+    assert jobs.goal_of("stated", "strata_optparam") == stated
+    assert jobs.goal_of("optimizer", "strata_opt").step_s == 0.50
+    assert [(row.goal.step_s, row.goal.peak_gib) for job, mode in (("micro4", "strata_opt_split"),
+                                                                   ("optimizer", "strata_opt_share"))
+            for row in jobs.JOBS[job].rows if row.mode == mode] == [(1.05, None), (0.42, 10)]
+
+
+Item = collections.namedtuple("Item", "what tier bytes")
+
+
+def test_state_that_only_the_host_updates_is_not_page_locked():
+    systems = pytest.importorskip("systems")
+    plan = [Item("optimizer state", "cpu", 1000), Item("reduced gradients", "cpu", 100),
+            Item("optimizer state", "device", 10_000)]
+    pinned = {jobs.O + "device": "cpu", jobs.O + "pin_memory": True}
+    assert systems.pinned_bytes(plan, pinned) == 100
+    assert systems.pinned_bytes(plan, {**pinned, **split(0.4)}) == 500
+    assert systems.pinned_bytes(plan, {**pinned, jobs.SPLIT: True}) == 1100  # a measured share: any part of it
+    assert systems.pinned_bytes(plan, {**pinned, jobs.SHARE: 0.4}) == 100
+    assert systems.pinned_bytes(plan, {**pinned, jobs.SPLIT: True, jobs.O + "pin_memory": False}) == 100
 
 
 def per_param(job, on_device=0.0, **settings):
@@ -312,11 +446,32 @@ def test_goals_and_ratios(tmp_path):
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in text.splitlines() if row.startswith("|")]
     shown = {words[0].split("`")[1]: words for words in cells if "`" in words[0]}
     assert list(shown) == ["strata_opt", "ds_opt", "strata_opt_split", "torchao", "ds_ratio", "strata_opt_24"]
-    assert shown["strata_opt"][1:4] == ["0.4", "0.50 x ds_ratio†", "0.5 s"]  # the latest; torchao is another job
-    assert shown["strata_opt_split"][3] == "0.42 s, 10 GiB (missed)"         # by its memory
+    host = "20.47 GiB of host"
+    # The latest; torchao is another job.
+    assert shown["strata_opt"][1:4] == ["0.4", "0.50 x ds_ratio†", f"0.5 s, {host}"]
+    assert shown["strata_opt_split"][3] == f"0.42 s, 10 GiB, {host} (missed)"  # by its memory
     assert shown["strata_opt_24"][3] == "0.2 s, 24 GiB (missed)"
     assert "not measured: DeepSpeed, SuperOffload" in text and "deepspeed is not installed" in text
     assert "† measured in another call" in text
+
+
+def test_a_goal_of_host_memory_is_missed_in_the_table(tmp_path):
+    text = report.table(file_of(tmp_path / "rows", line("strata_opt", 0.4, host_gib=20.6),
+                                line("strata_opt_split", 0.4, host_gib=20.4)))
+    assert "| 0.5 s, 20.47 GiB of host (missed) |" in text and "| 0.42 s, 10 GiB, 20.47 GiB of host |" in text
+
+
+def test_the_verdict_is_the_farthest_of_all_goals():
+    def verdict(*lines):
+        return side_by_side.summary(lines, "a machine")
+    memory = verdict(line("strata_opt_split", 0.40, peak_gib=11.0), line("strata_opt", 0.49))
+    assert memory["value"] == 1.1 and memory["against"] == "optimizer strata_opt_split: 11 device GiB, at most 10"
+    host = verdict(line("strata_opt", 0.45, host_gib=30.0))
+    assert host["value"] == pytest.approx(30 / 20.472, rel=1e-4) and "host GiB" in host["against"]
+    assert verdict(line("strata_opt", 0.6))["value"] == 1.2
+    assert verdict(line("ds_opt", 0.6))["value"] is None and verdict()["skipped"]
+    tiny = [{**line(mode, seconds), "job": "tiny"} for mode, seconds in (("strata_opt", 0.5), ("ds_opt", 0.2))]
+    assert verdict(*tiny)["value"] == 1.25 and verdict(tiny[0])["value"] is None  # times a peer of the same job
 
 
 def obstacle(job, mode, installed=("torch",)):
@@ -346,10 +501,40 @@ def test_a_plot_without_matplotlib_is_refused_by_name(tmp_path):
     assert run.returncode == 2 and "a plot needs matplotlib: there is none here" in run.stderr
 
 
+def test_nothing_to_draw_is_said(tmp_path):
+    pytest.importorskip("matplotlib")
+    failed = {**line("strata_opt", 1), "not_measured": "no room"}
+    del failed["step_s"]
+    for lines in ((), (failed,)):
+        (tmp_path / "rows").write_text("".join(json.dumps(x) + "\n" for x in lines))
+        said = refused("--no-measure", "--plot", str(tmp_path / "x.png"), "--out", str(tmp_path / "rows"), code=77)
+        assert said == f"{tmp_path}/x.png is not drawn: {tmp_path}/rows: no row is measured that could be drawn\n"
+    assert not (tmp_path / "x.png").exists()
+
+
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     report.plot(file_of(tmp_path / "rows", line("strata_opt", 0.4), line("ds_opt", 1.5)), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_in_the_picture_covers_a_text(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    lines = [line(row.mode, 0.402, tokens_s=12_345_678, loss=10.12345, host_gib=100.0, peak_gib=100.0)
+             for row in jobs.JOBS["optimizer"].rows]
+    longest = [{**line(mode, 2.0), "job": "params_8b"} for mode in ("strata_optparam_split_sm", "ds_optparam")]
+    figure = report.draw(file_of(tmp_path / "rows", *lines, *longest, {**line("strata_opt", 1.0), "job": "micro4"}))
+    pen = FigureCanvasAgg(figure).get_renderer()
+    texts = [text for axis in figure.axes
+             for text in (*axis.texts, *axis.get_yticklabels(), axis.title, axis._left_title) if text.get_text()]
+    boxes = [text.get_window_extent(pen) for text in (*texts, *figure.texts)]
+    marks = [mark.get_window_extent(pen) for axis in figure.axes for mark in (*axis.lines, *axis.patches)]
+    assert {"0.402", "12,345,678", "10.1235 after 25"} <= {text.get_text() for text in texts}
+    assert len(figure.axes) == 3 and len(marks) > len(lines)
+    for place, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in (*boxes[place + 1:], *marks))
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
 
 
 def test_an_unknown_job_is_refused(tmp_path):
