@@ -18,6 +18,9 @@ from torch_ranks import TorchJob, on_gpus
 
 UNITS, EMBEDDINGS = 6, 2  # of small_gpt with two layers
 STEPS = 3
+IS_2_4 = torch.__version__.startswith("2.4.")
+CHECKPOINTING = ["reentrant", pytest.param("nonreentrant", marks=pytest.mark.skipif(
+    IS_2_4, reason="torch 2.4 cannot compile a block inside checkpoint(use_reentrant=False), without Strata too"))]
 
 
 @pytest.fixture(autouse=True)
@@ -92,21 +95,21 @@ def test_every_way_to_compile(way, when):
         watch.remove()
     assert not any(file.startswith(strata.torch.__path__[0]) for file in compiled), compiled
     assert counted["stats"]["unique_graphs"] > 0  # it was compiled
-    if way in (wrap_blocks, compile_blocks):  # all blocks with one graph, whole
-        assert counted["stats"]["unique_graphs"] == 1 and not counted["graph_break"]
+    if way in (wrap_blocks, compile_blocks):  # all blocks with one graph, whole; torch 2.4 makes one for each
+        assert counted["stats"]["unique_graphs"] == (2 if IS_2_4 else 1) and not counted["graph_break"]
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-@pytest.mark.parametrize("checkpointing", ["reentrant", "nonreentrant"])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 def test_compiled_blocks_under_checkpoint(checkpointing, stage):
     losses = train(compile_blocks, "before", stage, checkpointing, backend="aot_eager")
     assert_eager(losses, checkpointing=checkpointing)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs g++")
-def test_inductor():
-    for checkpointing in (None, "nonreentrant"):
-        assert_eager(train(compile_blocks, "before", 3, checkpointing), checkpointing=checkpointing)
+@pytest.mark.parametrize("checkpointing", [None, CHECKPOINTING[1]])
+def test_inductor(checkpointing):
+    assert_eager(train(compile_blocks, "before", 3, checkpointing), checkpointing=checkpointing)
 
 
 @on_gpus(1)
@@ -158,7 +161,8 @@ def test_recompiled_for_other_shapes_and_without_gradients():
 
 
 def test_a_compiled_part_that_is_checkpointed_inside_its_unit():
-    """Its recomputation begins with params that are released: the reentrant kind can, the other says that it cannot."""
+    """Its recomputation begins with params that are released: the reentrant kind can, the other says that it cannot
+    (in torch 2.4 it can, with what was compiled before)."""
     class Block(small_gpt.Block):
         use_reentrant = True
 
@@ -174,7 +178,7 @@ def test_a_compiled_part_that_is_checkpointed_inside_its_unit():
             block.mlp.compile(backend="aot_eager")
         with small_gpt.prepare(model) as engine:
             loss = model(*small_gpt.batch(0))
-            if not Block.use_reentrant:
+            if not Block.use_reentrant and not IS_2_4:
                 with pytest.raises(torch.utils.checkpoint.CheckpointError):
                     engine.backward(loss)
                 break

@@ -3,6 +3,7 @@
 Its engine's calls are in test_deepspeed_engine.py.
 """
 import json
+import re
 import tomllib
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 import small_gpt
 import strata
 from conftest import ROOT
+from deepspeed_table import DEFAULTS, REMOVED
 from strata import deepspeed
 from strata.deepspeed import config as reader
+from strata.deepspeed import keys as rules
 
 # Rows 4 to 21 and 23, 24 of the requirements, in DeepSpeed's spelling.
 CONFIG = {
@@ -46,6 +49,25 @@ def changed(path, value):
         part = part.setdefault(name, {})
     part[last] = value
     return config
+
+
+def config_of(path, value):
+    config = {}
+    *outer, last = path.split(".")
+    part = config
+    for name in outer:
+        part = part.setdefault(name, {})
+    part[last] = value
+    return config
+
+
+def paths(config, prefix=""):
+    for name, value in config.items():
+        yield from paths(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+
+
+def status_line(config, path):
+    return next(line for line in deepspeed.read(config).report() if line.startswith(path + " "))
 
 
 def status(config, path, **options):
@@ -129,7 +151,7 @@ def test_pin_memory_beside_nvme_is_for_a_gpu():
     ("zero_optimization.zero_quantized_weights", True, "quantized"),
     ("zero_optimization.zero_hpz_partition_size", 8, "secondary partitions"),
     ("prescale_gradients", True, "divided once"), ("scheduler.type", "WarmupLR", "scheduler of torch"),
-    ("nebula.enabled", True, "no known key"),
+    ("nebula.enabled", True, "DeepSpeed has removed it"), ("nebulae.enabled", True, "no known key"),
     ("zero_optimization.cpu_offload", False, "contradicts another key"),
     ("activation_checkpointing.cpu_checkpointing", True, "moving activations"),
     ("optimizer.params.lr", "auto", '"auto" has no value here'),
@@ -138,6 +160,192 @@ def test_what_cannot_be_had_is_refused_by_path(path, value, why):
     with pytest.raises(deepspeed.Refused) as error:
         deepspeed.read(changed(path, value))
     assert [key.path for key in error.value.keys] == [path] and why in str(error.value) and path in str(error.value)
+
+
+# ---- DeepSpeed's own table ----
+
+
+def test_every_key_of_deepspeed_is_known_at_its_default():
+    """Each with an answer of its own, and none refused: its default asks for nothing that is not there."""
+    given = {path: value for path, value in paths(DEFAULTS) if value is not None}
+    reported = {key.path: key.status for key in deepspeed.read(DEFAULTS).keys}
+    assert reported.keys() == given.keys() and set(reported.values()) <= {"honoured", "mapped", "without effect"}
+    assert all(key.status == "without effect" for key in deepspeed.read(REMOVED).keys if key.path in REMOVED)
+    known = {path for path, _ in paths(DEFAULTS)}
+    free = [path for path in known - set(rules._RULES) if not path.startswith(tuple(rules._BLOCKS))]
+    assert not free  # null is no excuse
+    own = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "optimizer.params.max_grad_norm",
+           "optimizer.params.momentum", "compile.enabled", "compile.backend", "aio.thread_count",
+           "zero_optimization.zenflow.topk_ratio", "sparse_gradients", "zero_optimization.mics_shard_size"}
+    assert own <= set(rules._RULES) - known  # of Strata, of other optimizers, and of older ones
+
+
+def test_the_core_takes_what_those_defaults_are_here():
+    text = deepspeed.read(DEFAULTS).text
+    with strata.Engine(text=text, overrides=["log_level=\"error\""]) as engine:
+        assert engine.setting("zero_optimization.model_persistence_threshold") == "9200000000000000000"
+        assert engine.setting("zero_optimization.stage") == "3"
+
+
+def test_one_word_too_many_in_any_block_is_no_known_key():
+    blocks = {path.rpartition(".")[0] for path in rules._RULES} - {"zero_optimization.zenflow", "weight_quantization"}
+    for path in sorted((block + "." * bool(block) + "nonsuch") for block in blocks):
+        with pytest.raises(deepspeed.Refused, match=f"{path} = 1: no known key"):
+            deepspeed.read(config_of(path, 1))
+
+
+@pytest.mark.parametrize("path,near", [
+    ("fp16.hystersis", "fp16.hysteresis"), ("bf16.enable", "bf16.enabled"),
+    ("zero_optimization.offload_optimizer.pin_memry", "zero_optimization.offload_optimizer.pin_memory"),
+    ("prefetch_bucket_size", "zero_optimization.prefetch_bucket_size"), ("tensorboard.job_nam", "tensorboard.job_name"),
+    ("zenflow.topk_ratio", "zero_optimization.zenflow.topk_ratio"), ("checkpont.load_universal", "checkpoint.load_"),
+])
+def test_the_nearest_name_is_of_the_same_block(path, near):
+    with pytest.raises(deepspeed.Refused, match=f"{path} = 1: no known key, did you mean {near}"):
+        deepspeed.read(config_of(path, 1))
+
+
+@pytest.mark.parametrize("path,value,why", [
+    *((f"{monitor}.enabled", True, "no monitor is there: log engine.get_lr")
+      for monitor in ("tensorboard", "wandb", "csv_monitor", "comet")),
+    ("flops_profiler.enabled", True, "wall_clock_breakdown"), ("comms_logger.enabled", True, "counters"),
+    ("gradient_allreduce_op", "SUM", "averaged over the ranks"), ("managed_gradient_accumulation", False, "says when"),
+    ("sequence_parallel_size", 2, "not there"), ("datastates_ckpt", {}, "a writer of their own"),
+    ("torch_autocast.enabled", True, "bf16.enabled"), ("data_types.grad_accum_dtype", "bf16", "added up in fp32"),
+    ("data_types.param_dtype", "bf16", "bf16.enabled"), ("checkpoint.load_universal", True, "leave it out"),
+    ("checkpoint.use_node_local_storage", True, "one folder"), ("checkpoint.writer.type", "mock", "writes nothing"),
+    ("checkpoint.tag_validation", "loud", "Warn, Ignore and Fail"), ("compile.deepcompile", True, "torch.compile"),
+    ("autotuning.enabled", True, "no tuner"), ("tensor_parallel.autotp_size", 4, "tensor_model_parallel_size"),
+    ("expert_parallel.enabled", True, "not there"), ("pipeline.stages", 2, "pipeline_model_parallel_size"),
+    ("hybrid_engine.enabled", True, "engine.eval"), ("data_efficiency.enabled", True, "data loader"),
+    ("weight_quantization.num_bits", 8, "quantized weights"), ("log_level", "loud", "the levels are debug"),
+    ("keep_in_fp32_modules", ["norm"], "dtype they are built with"),
+    ("bf16.bf16_master_weights_and_grads", True, "are fp32"), ("bf16.bf16_optimizer_states", True, "are fp32"),
+    ("optimizer.params.max_grad_norm", 1.0, "gradient_clipping"), ("optimizer.params.momentum", 0.9, "not there"),
+    ("zero_optimization.offload_optimizer.super_offload", True, "split_update"),
+    ("zero_optimization.zenflow", {}, "ZenFlow"), ("zero_optimization.zenflow.topk_ratio", 0.2, "ZenFlow"),
+    ("zero_optimization.leaf_module.classes", ["Moe"], "with the class"),
+    ("zero_optimization.ignore_unused_parameters", False, "no error"),
+    ("zero_optimization.mics_shard_size", 4, "removed"), ("elasticity.enabled", True, "removed"),
+    ("gradient_clipping", float("inf"), "a finite number"), ("no_such_block", {}, "no known key"),
+])
+def test_a_value_that_asks_for_what_is_not_there_is_refused(path, value, why):
+    with pytest.raises(deepspeed.Refused, match=f"DeepSpeed configuration: {path} = .*{why}"):
+        deepspeed.read(config_of(path, value))
+
+
+def test_values_as_deepspeed_takes_them():
+    zero = "zero_optimization."
+    for path, value, status, setting in (
+            ("optimizer.type", "adamw", "honoured", "AdamW"), ("optimizer.type", "ADAM", "honoured", "Adam"),
+            ("communication_data_type", "BF16", "honoured", "bf16"), ("log_level", "warning", "mapped", "warn"),
+            ("steps_per_print", float("inf"), "mapped", 0), (zero + "sub_group_size", 0, "mapped", None),
+            (zero + "stage3_max_live_parameters", 0, "mapped", None),
+            (zero + "sub_group_size", 1e9, "honoured", 1e9), (zero + "reduce_bucket_size", "500", "honoured", 500),
+            (zero + "overlap_comm", "True", "honoured", True), (zero + "stage", "1", "honoured", 1),
+            (zero + "stage3_gather_fp16_weights_on_model_save", True, "mapped", None)):
+        found = deepspeed.read(config_of(path, value))
+        assert (found.keys[0].path, found.keys[0].value, found.keys[0].status) == (path, value, status)
+        assert found.get(path) == setting
+    assert "one param at a time" in status_line(config_of(zero + "sub_group_size", 0), zero + "sub_group_size")
+    assert deepspeed.read(config_of("zero_optimization", True)).get(zero + "stage") == 1
+    assert deepspeed.read({"bf16": None, "zero_optimization": {"offload_param": None}}).get("bf16.enabled") is None
+    with pytest.raises(strata.InvalidArgument, match="`zero_optimization.reduce_bucket_size` must be a whole number"):
+        deepspeed.initialize(model=torch.nn.Linear(2, 2), config={  # a text is a number only in digits, there as here
+            "train_batch_size": 1, "zero_optimization": {"reduce_bucket_size": "5e8"}})
+
+
+def test_adam_decays_apart_from_the_gradient_unless_told():
+    """DeepSpeed's "Adam" does; the manifest's does not."""
+    mode = "optimizer.params.adam_w_mode"
+    assert deepspeed.read({"optimizer": {"type": "Adam"}}).get(mode) is True
+    assert f"{mode} = true: honoured: DeepSpeed's default" in deepspeed.read({"optimizer": {"type": "Adam"}}).report()
+    assert deepspeed.read({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}).get(mode) is False
+    loop = deepspeed.read({"optimizer": {"type": "auto"}}, {"optimizer.type": "Adam"})  # a loop's torch.optim.Adam
+    assert loop.get(mode) is None
+
+
+@pytest.mark.parametrize("parts,pinned", [
+    ({"offload_optimizer": {"device": "cpu"}}, ["offload_optimizer"]), ({}, []),
+    ({"cpu_offload": True, "offload_param": {"device": "cpu"}}, ["offload_optimizer", "offload_param"]),
+])
+def test_the_older_word_for_pinned_memory(parts, pinned):
+    config = {"zero_optimization": {"stage": 3, "cpu_offload_use_pin_memory": True, **parts}}
+    found = deepspeed.read(config)
+    for part in ("offload_optimizer", "offload_param"):
+        assert found.get(f"zero_optimization.{part}.pin_memory") == (True if part in pinned else None)
+    line = status_line(config, "zero_optimization.cpu_offload_use_pin_memory")
+    assert ("mapped: pin_memory of what is offloaded" if pinned else "without effect") in line
+
+
+@pytest.mark.parametrize("zero", [
+    {"stage": 2, "offload_param": {"device": "cpu", "pin_memory": True}}, {"stage": 1, "cpu_offload_param": True},
+    {"stage": 3, "offload_optimizer": {"device": "none", "pin_memory": True, "ratio": 0.5}},
+    {"stage": 3, "offload_optimizer": {"device": "cpu", "buffer_count": 8, "fast_init": True}, "offload_param": {
+        "device": "none", "pin_memory": False, "buffer_size": 1e8, "max_in_cpu": 1}},
+    {"stage": 0, "max_live_parameters": 1, "stage3_max_reuse_distance": 0, "sub_group_size": 0},
+    {"stage": 2.0, "prefetch_bucket_size": 5, "param_persistence_threshold": 5, "model_persistence_threshold": 9},
+    {"stage": 3, "offload_optimizer": {"device": "cpu", "pipeline_read": False, "pipeline_write": True}},
+    {"stage": 3, "cpu_offload_use_pin_memory": True, "offload_optimizer": {"device": "cpu"}},
+    {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "/nowhere", "buffer_count": 5}},
+])
+def test_the_report_says_what_the_engine_says_has_no_effect(zero):
+    warned = []
+
+    def log(level, rank, text):
+        warned.extend(re.findall(r"`(\S+)` has no effect", text))
+
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(8, 8), log=log, config={
+        "train_batch_size": 1, "zero_optimization": zero, "aio": {"queue_depth": 4}})
+    engine.close()
+    reported = {key.path.replace("stage3_", "").replace("cpu_offload_param", "offload_param.device")
+                for key in deepspeed.read(engine.config).keys_on("cpu")
+                if key.status == "without effect" and key.path != "aio.queue_depth"}
+    section = {path for path in reported if "offload_param." in path} if zero["stage"] < 3 else set()
+    assert {path.replace("stage3_", "") for path in warned} | section == reported  # its device is warned of, for all
+
+
+@pytest.mark.parametrize("batch", [(7, 2, 2), (None, None, None)])
+def test_batch_sizes_that_contradict_are_named_by_path(batch):
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    with pytest.raises(strata.InvalidArgument) as error:
+        deepspeed.initialize(model=torch.nn.Linear(2, 2),
+                             config={name: value for name, value in zip(names, batch) if value})
+    assert "manifest text" not in str(error.value) and all(name in str(error.value) for name in names)
+
+
+def test_the_report_is_in_the_log_once(caplog):
+    def work(rank):
+        engine, *_ = deepspeed.initialize(model=torch.nn.Linear(4, 4), thread_rank=rank, config={
+            "train_micro_batch_size_per_gpu": 1, "steps_per_print": float("inf"), "dump_state": False})
+        engine.close()
+
+    with caplog.at_level("INFO", logger="strata.deepspeed"):
+        strata.run_threads(2, work)
+    found = [(record.levelname, record.message) for record in caplog.records if record.name == "strata.deepspeed"]
+    assert found == [("WARNING", "dump_state = false: without effect: settings are always logged"),
+                     ("WARNING", "steps_per_print = Infinity: mapped: never, 0 here"),
+                     ("INFO", "gradient_clipping = 1.0: honoured: DeepSpeed's default"),
+                     ("INFO", "train_micro_batch_size_per_gpu = 1: honoured"),
+                     ("WARNING", "the configuration names no optimizer: AdamW, with lr = 0.001, betas = 0.9, 0.999, "
+                                 "weight_decay = 0")]
+
+
+@pytest.mark.parametrize("max_live", [0, 1e9])
+def test_a_preset_in_wide_use_trains(max_live):
+    """axolotl's zero3_bf16_cpuoffload_all, with small matrices that are sharded all the same."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    engine, *_ = deepspeed.initialize(model=model, config={
+        "zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True, "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1, "wall_clock_breakdown": False, "zero_optimization": {
+            "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "offload_param": {"device": "cpu", "pin_memory": True}, "overlap_comm": True, "contiguous_gradients": True,
+            "sub_group_size": 0, "max_live_parameters": max_live, "max_reuse_distance": 0,
+            "stage3_param_persistence_threshold": 10, "gather_16bit_weights_on_model_save": True}})
+    engine.backward(engine(torch.ones(1, 8, dtype=torch.bfloat16)).float().square().mean())
+    engine.step()
+    assert engine.was_step_applied()
+    engine.close()
 
 
 def test_all_refusals_come_at_once():
@@ -199,6 +407,23 @@ def test_errors_of_the_engine_name_them_too(tmp_path, zero, why):
     path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
     with pytest.raises(strata.InvalidArgument, match=f"^DeepSpeed configuration {path}: {why}"):
         deepspeed.initialize(model=torch.nn.Linear(2, 2), config=path)
+
+
+@pytest.mark.parametrize("limit,gathered", [(80, 0), (79, 1), (63, 1), (8, 2), (7, 2)])
+def test_params_that_stay_whole_are_capped_in_all(limit, gathered):  # [12]
+    """A matrix of 64 elements, its bias of 8, and a matrix of 8."""
+    def work(rank):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1, bias=False))
+        engine, *_ = deepspeed.initialize(model=model, thread_rank=rank, units=[torch.nn.Linear], config={
+            "train_micro_batch_size_per_gpu": 1, "zero_optimization": {
+                "stage": 3, "stage3_param_persistence_threshold": 64, "stage3_model_persistence_threshold": limit}})
+        with torch.no_grad():
+            engine(torch.ones(1, 8))
+        calls = engine.strata.core.counters().gather_calls
+        engine.close()
+        return calls
+
+    assert strata.run_threads(2, work) == [gathered] * 2
 
 
 def test_a_program_written_against_deepspeed(tmp_path):
@@ -359,3 +584,31 @@ def test_aio_out_of_range_is_refused_where_it_counts(name, values, tmp_path):
 def test_a_key_of_aio_that_nobody_knows_is_refused(tmp_path):
     with pytest.raises(deepspeed.Refused, match="aio.blok_size = 1: no known key, did you mean aio.block_size"):
         deepspeed.read(on_nvme(tmp_path, blok_size=1))
+
+
+@pytest.mark.parametrize("offload, ranks, chosen", [
+    ({}, 1, ['device="device_cuda"', 'optimizer="optim_adamw_cuda"']),
+    ({"device": "none"}, 2, ['device="device_cuda"', 'collective="comm_nccl"', 'optimizer="optim_adamw_cuda"']),
+    ({"device": "cpu"}, 2, ['device="device_cuda"', 'collective="comm_nccl"'])])
+def test_gpus_that_torch_sees_are_trained_on(monkeypatch, offload, ranks, chosen):
+    class Prepared(Exception):
+        pass
+
+    def prepare(*args, overrides, **options):
+        raise Prepared(overrides)
+
+    monkeypatch.setattr(deepspeed, "prepare", prepare)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(deepspeed.comm, "get_world_size", lambda: ranks)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, "offload_optimizer": offload}}
+
+    def overrides(**options):
+        with pytest.raises(Prepared) as caught:
+            deepspeed.initialize(model=torch.nn.Linear(2, 2), config=config, **options)
+        return caught.value.args[0]
+
+    chosen = [f"plugins.{plugin}" for plugin in chosen]
+    assert overrides() == chosen
+    assert overrides(overrides=["threads=1"]) == [*chosen, "threads=1"]
+    assert overrides(thread_rank=0) == []
+    assert overrides(overrides=['plugins.device="device_host"']) == ['plugins.device="device_host"']

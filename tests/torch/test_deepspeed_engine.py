@@ -258,6 +258,9 @@ def test_models_that_never_exist_whole_and_whole_params():
                 pass
         engine.strata.write(weight, torch.ones(4, 4))  # as the advice is
         assert engine.strata.read(weight).sum() == 16
+        with pytest.raises(strata.FailedPrecondition, match='"0.weight" of unit .* was written'):
+            with zero.GatheredParameters(weight), torch.no_grad():
+                weight.fill_(7)
     plain = torch.nn.Linear(2, 2)
     with zero.GatheredParameters(plain.weight, modifier_rank=0), torch.no_grad():
         plain.weight.zero_()  # of no engine: it is whole

@@ -197,3 +197,21 @@ def test_an_older_torch_is_named():
     run = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT / "hosts" / "python")},
                          capture_output=True, text=True, timeout=100)
     assert run.stdout.startswith("strata.torch needs torch 2.4 or newer, found torch 2.3.1+cpu in /"), run.stderr
+
+
+def test_groups_take_what_a_torch_optimizer_takes():
+    model = small_gpt.make()
+    named = [(name, p) for name, p in model.named_parameters() if "norm" in name]
+    with small_gpt.prepare(model, groups=[{"params": named, "lr": 0.5},
+                                          {"params": model.head.weight, "weight_decay": 0.0}]) as engine:
+        assert [group["lr"] for group in engine.param_groups] == [None, 0.5, None]
+    for wrong, what in ((("norms", named), 'groups.0. must be a dict with "params"'), ({"lr": 1}, '"params"'),
+                        ({"params": ["norm"]}, "groups.0. has a str where a param belongs")):
+        with pytest.raises(strata.InvalidArgument, match=what):
+            small_gpt.prepare(small_gpt.make(), groups=[wrong])
+
+
+@pytest.mark.parametrize("manifest", ["ds.json", {"train_batch_size": 4}])
+def test_a_deepspeed_configuration_is_sent_on(manifest):
+    with pytest.raises(strata.InvalidArgument, match="strata.deepspeed.initialize"):
+        strata.torch.prepare(small_gpt.make(), manifest)

@@ -68,6 +68,122 @@ def test_two_gathers_of_units_inside_units(checkpointing, frozen):
     assert on_two_ranks(work)[0] == 2 * 10 - 2
 
 
+class Chain(nn.Module):
+    """Blocks one after the other, `span` of them in a checkpoint; spans in a list nest: [[1], 2] is 1 inside of 3."""
+
+    def __init__(self, blocks, span, use_reentrant, frozen=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)) for _ in range(blocks))
+        self.span, self.use_reentrant = span, use_reentrant
+        for name, p in self.named_parameters():
+            p.requires_grad_(not frozen or "2.bias" in name)
+
+    def forward(self, x):
+        done = 0
+        while done < len(self.blocks):
+            x, done = self.part(x.requires_grad_(), self.span, done), done + count(self.span)
+        return x.square().mean()
+
+    def part(self, x, span, first):
+        return checkpoint(self.run, x, span, first, use_reentrant=self.use_reentrant)
+
+    def run(self, x, span, first):
+        if isinstance(span, int):
+            for block in self.blocks[first:first + span]:
+                x = block(x)
+            return x
+        for inner in span:
+            x = self.part(x, inner, first) if isinstance(inner, list) else self.run(x, inner, first)
+            first += count(inner)
+        return x
+
+
+def count(span):
+    return span if isinstance(span, int) else sum(map(count, span))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("world, reuse", [(1, 0), (2, 0), (2, 10**9)])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("span", [1, 2, 4, 8, [[1], 1], [[[1], 1], 2], [1, [3]]], ids=str)
+def test_two_gathers_however_many_units_a_checkpoint_spans(span, use_reentrant, frozen, world, reuse):
+    """Also in nested checkpoints, where a unit is computed three times and more. The memory for it is that of the units
+    of one checkpoint, which is all that max_live_parameters allows here."""
+    def make():
+        with small_gpt.RANDOM, torch.random.fork_rng():
+            torch.manual_seed(5)
+            return Chain(8, span, use_reentrant, frozen)
+
+    plain = make()
+    plain(torch.linspace(-1, 1, 16).view(2, 8)).backward()
+    together = count(span)
+    live = together * 2048 * world * (2 if frozen else 1)  # of a unit: shards of 2048 elements; frozen params' apart
+
+    def work(rank):
+        model = make()
+        seen = {}
+        with small_gpt.prepare(model, thread_rank=rank, extra=[
+                f"zero_optimization.max_reuse_distance={reuse}", f"zero_optimization.max_live_parameters={live}"]) as e:
+            for i, block in enumerate(model.blocks):
+                block[2].bias.register_post_accumulate_grad_hook(lambda _, i=i: seen.update({i: held(e)}))
+            counted = []
+            for step in range(3):
+                e.backward(model(torch.linspace(-1, 1, 16).view(2, 8)))
+                assert held(e) == []
+                if step == 0:
+                    gradients = {name: e.grad(name) for name, p in model.named_parameters() if p.requires_grad}
+                e.step()
+                counted.append(e.core.counters(last_step=True))
+            return counted, gradients, seen
+
+    counted, gradients, seen = strata.run_threads(world, work)[0]
+    assert [c.fetches for c in counted] == [16, 16, 16]
+    if world == 2:
+        assert counted[0].gather_calls == 16 and all(c.gather_calls <= 15 for c in counted[1:])
+        assert reuse or [c.gather_calls for c in counted] == [16, 15, 15]
+    for i, names in seen.items():
+        first = i // together * together
+        assert set(names) <= {f"blocks.{n}" for n in range(first, first + together)}, i
+    for name, grad in gradients.items():
+        torch.testing.assert_close(grad, plain.get_parameter(name).grad)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_of_more_units_than_may_be_live_is_refused(use_reentrant):
+    def work(rank):
+        model = Chain(8, 4, use_reentrant)
+        with small_gpt.prepare(model, thread_rank=rank, extra=[
+                f"zero_optimization.max_live_parameters={3 * 4096}"]) as engine:
+            with pytest.raises(strata.ResourceExhausted, match="12288 elements are fetched already.*max_live_param"):
+                engine.backward(model(torch.ones(2, 8)))
+
+    on_two_ranks(work)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_that_some_ranks_do_not_use(use_reentrant):
+    """They fetch what the others do, and give it back at the same places."""
+    class Exits(Chain):
+        def forward(self, x, leaves):
+            x = self.part(x.requires_grad_(), 2, 0)
+            other = self.part(self.part(x, 3, 2), 3, 5)
+            return (x if leaves else other).square().mean()
+
+    def work(rank):
+        with small_gpt.RANDOM:
+            torch.manual_seed(5)
+            model = Exits(8, 1, use_reentrant)
+        with small_gpt.prepare(model, thread_rank=rank, extra=[
+                "zero_optimization.max_reuse_distance=0", f"zero_optimization.max_live_parameters={4 * 4096}"]) as e:
+            for step in range(4):
+                e.backward(model(torch.linspace(-1, 1, 16).view(2, 8), leaves=(step + e.rank) % 2))
+                e.step()
+                assert e.core.counters(last_step=True).fetches == 16
+
+    on_two_ranks(work)
+
+
 def test_gathered_bytes_are_the_formula():
     def work(rank):
         model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()) for _ in range(4)])
@@ -395,6 +511,7 @@ def test_a_tensor_saved_outside_the_hooks_raises():
     """Every release moves the param's version on: autograd itself refuses what was saved without our hooks."""
     model = small_gpt.make()
     with small_gpt.prepare(model) as engine:
+        engine.backward(model(*small_gpt.batch(0)))
         with engine.gathered(model.head):
             y = (torch.ones(2, small_gpt.WIDTH, requires_grad=True) @ model.head.weight.t()).sum()
             assert not held(engine) == []
@@ -464,7 +581,7 @@ def test_what_is_refused_says_why():
         with pytest.raises(strata.InvalidArgument, match="needs a loss with a gradient"):
             with torch.no_grad():
                 engine.backward(model(*small_gpt.batch(0)))
-        with pytest.raises(strata.FailedPrecondition, match="0 of 1 micro-batches"):
+        with pytest.raises(strata.FailedPrecondition, match="0 of 1 micro-batches .*engine.skip_micro_batches"):
             engine.step()
         old = model(*small_gpt.batch(1))
         small_gpt.loop(model, engine, 1)
@@ -512,11 +629,112 @@ def test_autocast_of_fp32_matrices_is_refused():
         engine.step()
 
 
+def test_autocast_to_another_16_bit_dtype_is_refused():
+    model = small_gpt.make()
+    with small_gpt.prepare(model, bf16=True) as engine:
+        with pytest.raises(strata.FailedPrecondition, match='under torch.autocast with param "blocks.0.attention.qkv.'
+                                                            'weight" in bfloat16: a float16 copy'):
+            with torch.autocast("cpu", torch.float16):
+                model(*small_gpt.batch(0))
+        assert held(engine) == []
+
+
+class CastingBlock(small_gpt.Block):
+    """turn_on: autocast inside the forward; else it casts a weight itself."""
+
+    turn_on = True
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.turn_on):
+            y = super().forward(x)
+        if not self.turn_on:
+            y = torch.nn.functional.linear(y.bfloat16(), self.mlp[0].weight.bfloat16())[..., :small_gpt.WIDTH]
+        return y.float()
+
+
+@pytest.mark.parametrize("turn_on", [True, False])
+@pytest.mark.parametrize("checkpointing", [None, "reentrant"])
+def test_casts_of_weights_inside_a_forward_are_refused(turn_on, checkpointing):
+    CastingBlock.turn_on = turn_on
+    model = small_gpt.make(block=CastingBlock, checkpointing=checkpointing)
+    with small_gpt.prepare(model) as engine:
+        with pytest.raises(strata.FailedPrecondition,
+                           match=r'unit "blocks.\d" turns torch.autocast on in its forward, or casts itself, with '
+                                 r'param "blocks.\d.*weight" in float32: a bfloat16 copy of it .*defeats sharding'):
+            engine.backward(model(*small_gpt.batch(0)))
+        assert held(engine) == []
+
+
+def test_casts_of_activations_and_vectors_are_kept():
+    """16-bit tensors that a weight's unit saves: an embedding's output, and a norm's weight."""
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.norm = nn.Embedding(4, 4), nn.LayerNorm(4)
+
+        def forward(self, ids):
+            x = self.tokens(ids).bfloat16()
+            return (x.square() * self.norm.weight.bfloat16()).float().sum()
+
+    model, plain = Model(), Model()
+    plain.load_state_dict(model.state_dict())
+    ids = torch.arange(4)
+    plain(ids).backward()
+    with small_gpt.prepare(model, units="Model") as engine:
+        engine.backward(model(ids))
+        for name in ("tokens.weight", "norm.weight"):
+            assert torch.equal(engine.grad(name), plain.get_parameter(name).grad)
+
+
 def test_sparse_gradients_are_refused_by_name():
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True))
     with small_gpt.prepare(model) as engine:
         with pytest.raises(strata.InvalidArgument, match='gradient of param "0.weight": a torch.sparse_coo tensor'):
             engine.backward(model(torch.tensor([1])).sum())
+
+
+@pytest.mark.parametrize("checkpointing, call", [(None, 1), ("reentrant", 1), ("reentrant", 2), ("nonreentrant", 2)])
+def test_weights_written_in_a_forward_are_refused(checkpointing, call):
+    """Also in one that is computed again; a view's write is the param's."""
+    class Writes(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == call:
+                with torch.no_grad():
+                    self.weight.t()[0].mul_(2)
+            return super().forward(x)
+
+    model = small_gpt.make(block=lambda: Writes(small_gpt.WIDTH, small_gpt.WIDTH), checkpointing=checkpointing)
+    with small_gpt.prepare(model) as engine:
+        with pytest.raises(strata.FailedPrecondition, match=r'"blocks.(.).weight" of unit "blocks.\1" was written'):
+            small_gpt.loop(model, engine, 1)
+        with pytest.raises(strata.FailedPrecondition, match="was written"):
+            small_gpt.loop(model, engine, 1)
+
+
+def test_what_is_no_write_is_none():
+    """Parametrizations, buffers that a forward writes, requires_grad_, gradients, several forwards and evaluation."""
+    class Parametrized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = small_gpt.WIDTH
+            self.a = nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
+            self.b = nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+            self.norm = nn.BatchNorm1d(small_gpt.LENGTH)
+
+        def forward(self, x):
+            self.a.parametrizations.weight.original.requires_grad_()
+            return self.norm(self.b(self.a(x)) @ self.a.parametrizations.weight.original.t())
+
+    model = small_gpt.make(block=Parametrized, layers=2)
+    with small_gpt.prepare(model, micro=2) as engine:
+        small_gpt.loop(model, engine, 2, micro=2)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode(), engine.gathered():
+                model(*small_gpt.batch(0))
+        small_gpt.loop(model, engine, 1, micro=2)
 
 
 def test_weights_written_in_the_forward_are_refused_on_all_ranks():
@@ -537,3 +755,27 @@ def test_weights_written_in_the_forward_are_refused_on_all_ranks():
 
     for values in on_two_ranks(work):
         assert bool((values == 1).all())
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_graph_through_the_models_of_two_engines_is_refused_by_its_reason(stage):
+    makers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(2)]
+    with small_gpt.prepare(makers[0], stage) as generator, small_gpt.prepare(makers[1], stage) as judge:
+        judge.backward(makers[1](makers[0](torch.ones(2, 4)).detach()).square().mean())
+        judge.step()
+        with pytest.raises(strata.FailedPrecondition, match="is the backward of another engine.* as one module"):
+            generator.backward(makers[1](makers[0](torch.ones(2, 4))).square().mean())
+        generator.zero_grad()
+        generator.backward(makers[0](torch.ones(2, 4)).square().mean())
+        generator.step()
+
+
+def test_an_epoch_that_ends_inside_a_step():
+    model = small_gpt.make()
+    with small_gpt.prepare(model, micro=2) as engine:
+        engine.backward(model(*small_gpt.batch(0)))
+        with pytest.raises(strata.FailedPrecondition, match="1 of 2 micro-batches.*engine.skip_micro_batches"):
+            engine.step()
+        engine.skip_micro_batches()
+        engine.step()
+        assert engine.core.info().applied_steps == 1

@@ -227,8 +227,57 @@ def test_06_written_by_one_rank(bf16):
         assert value.flatten().tolist() == list(range(1, 11))
 
 
-def test_06_written_while_gathered():
-    """(a) of the record: on both ranks, in a read-only window; refused on all ranks, the values are the old ones."""
+@pytest.mark.parametrize("stage, threshold", [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1000)])
+def test_06_written_while_gathered(stage, threshold, tmp_path):
+    """(a) of the record: on both ranks, in a read-only window. Nothing but a load follows, which has the old values."""
+    def work(rank):
+        model = Units(lambda layers, x: layers[1](layers[0](x)).sum(), linear(10, 1, 0), linear(1, 10, 1))
+        model.layers[1].requires_grad_(False)
+        extra = [f"zero_optimization.param_persistence_threshold={threshold}"] if stage == 3 else []
+        with small_gpt.prepare(model, stage, thread_rank=rank, extra=extra) as engine:
+            def losses():
+                found = []
+                for _ in range(2):
+                    found.append(model(torch.ones(2, 1)))
+                    engine.backward(found[-1])
+                    engine.step()
+                return torch.stack(found).detach()
+
+            losses()
+            engine.save(tmp_path, "before")
+            expected = losses()
+            for layer, write in zip(model.layers, (lambda p: p.fill_(7), lambda p: p.view(-1)[3:].mul_(7))):
+                match = r'gathered: param "layers.(.).weight" of unit "layers.\1" was written .* engine.write\(param'
+                with pytest.raises(strata.FailedPrecondition, match=match):
+                    with engine.gathered(), torch.no_grad():
+                        write(layer.weight)
+                for call in (losses, engine.state_dict, lambda: engine.save(tmp_path, "written"), engine.step,
+                             lambda: engine.read(layer.weight), lambda: engine.write(layer.weight, torch.ones(10))):
+                    with pytest.raises(strata.FailedPrecondition, match="was written"):
+                        call()
+                engine.load(tmp_path, "before")
+                assert torch.equal(losses(), expected)
+
+    on_ranks(2, work)
+
+
+def test_06_written_by_one_rank_while_gathered():
+    """The others hear of it where they wait for that rank."""
+    def work(rank):
+        model = Units(lambda layers, x: layers[0](x).sum(), linear(10, 1, 0))
+        with small_gpt.prepare(model, thread_rank=rank) as engine:
+            match = "was written" if engine.rank == 1 else "rank 1 closed"
+            with pytest.raises((strata.FailedPrecondition, strata.errors.Unavailable), match=match):
+                with engine.gathered(), torch.no_grad():
+                    if engine.rank == 1:
+                        model.layers[0].weight[3] = 7
+                engine.backward(model(torch.ones(1, 1)))
+
+    on_ranks(2, work)
+
+
+def test_06_written_while_gathered_with_check_weights():
+    """Refused on all ranks, and the values are the old ones."""
     def work(rank):
         model = Units(lambda layers, x: layers[0](x).sum(), linear(10, 1, 0))
         with small_gpt.prepare(model, thread_rank=rank, extra=["check_weights=true"]) as engine:

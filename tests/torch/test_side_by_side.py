@@ -230,7 +230,7 @@ def test_two_ranks_are_one_row():
     assert two["host_gib"] > 1.5 * one["host_gib"]
 
 
-def ratio(name, steps, monkeypatch, capsys, versions=None, gpus=1):
+def ratio(name, steps, monkeypatch, capsys, versions=None, gpus=1, disk=2e9):
     """(exit code or message, last line of vs_peer.py NAME as JSON) where rows take `steps` seconds."""
     machine = {"gpus": gpus, "machine": "a machine", "versions": {"torch": "2", "deepspeed": "1", **(versions or {})}}
     monkeypatch.setattr(runner, "describe_machine", lambda: machine)
@@ -240,6 +240,12 @@ def ratio(name, steps, monkeypatch, capsys, versions=None, gpus=1):
         asked.append(mode)
         assert mode in [row.mode for row in jobs.JOBS[job].rows] and world == 1 and seconds > 0
         return {"step_s": steps[mode]} if mode in steps else {"not_measured": "no room"}
+
+    def disk_measured():
+        asked.append("disk")
+        return {"tier": disk, "fio": disk / 2} if disk else {}
+
+    monkeypatch.setattr(vs_peer, "mixed_rates", disk_measured)
     monkeypatch.setattr(runner, "run", measured)
     monkeypatch.setattr(sys, "argv", ["vs_peer.py", name])
     try:
@@ -252,14 +258,66 @@ def ratio(name, steps, monkeypatch, capsys, versions=None, gpus=1):
 
 
 def test_the_ratio_to_a_peer(monkeypatch, capsys):
-    steps = {"ds_nvmepipe": 20.0, "strata_nvme": 15.0, "strata_nvme_sm": 12.0}
-    code, asked, last = ratio("nvme_step_vs_deepspeed", steps, monkeypatch, capsys)
-    assert code == 0 and asked == ["ds_nvmepipe", "strata_nvme", "strata_nvme_sm", "strata_nvme_half"]
-    assert last == {"name": "nvme_step_vs_deepspeed", "value": 0.75, "target": 0.95, "unit": "x", "better": "lower",
-                    "against": "DeepSpeed, optimizer on NVMe, pipelined, same machine", "machine": "a machine",
-                    "others": {"strata_nvme_sm": 0.6}}
     code, asked, last = ratio("gpu_no_offload_vs_plain", {"plain32": 1.0, "strata_0": 1.02}, monkeypatch, capsys)
     assert code == 0 and asked == ["plain32", "strata_0"] and (last["value"], last["target"]) == (1.02, 1.03)
+    assert last["pass"] and not last["not_measured"] and "disk_mb_s" not in last
+    row = {"step_s": 1.02, "of_peer": 1.02, "goal": 1.03, "at_most_s": 1.03, "pass": True}
+    assert last["rows"] == {"strata_0": row}
+    code, _, last = ratio("gpu_no_offload_vs_plain", {"plain32": 1.0, "strata_0": 1.04}, monkeypatch, capsys)
+    assert code == 0 and not last["pass"] and not last["rows"]["strata_0"]["pass"]
+
+
+NVME_ROWS = ("strata_nvme", "strata_nvme_sm", "strata_nvme_half")
+# Half of the state of 1.416 B params, 17 GB a step, takes 8.94 s at 0.95 of 2 GB/s.
+NVME_STEPS = {"ds_nvmepipe": 20.0, "strata_nvme": 18.9, "strata_nvme_sm": 15.9, "strata_nvme_half": 8.9}
+
+
+def test_each_row_on_disk_has_its_goal_and_its_rate(monkeypatch, capsys):
+    code, asked, last = ratio("nvme_step_vs_deepspeed", NVME_STEPS, monkeypatch, capsys, disk=2e9)
+    assert code == 0 and asked == ["disk", "ds_nvmepipe", "disk", "strata_nvme", "disk", "strata_nvme_sm", "disk",
+                                   "strata_nvme_half", "disk"]
+    assert (last["value"], last["target"], last["pass"], last["not_measured"]) == (0.945, 0.95, True, {})
+    assert last["disk_mb_s"] == {"fio": 1000, "tier": 2000}
+    assert [last["rows"][mode]["goal"] for mode in NVME_ROWS] == [0.95, 0.80, 0.50]
+    params = jobs.SIZES["1.4b"].params
+    moved = (24 * params, 20 * params, 24 * params - 2 * 8.5e9)
+    for mode, bytes_a_step in zip(NVME_ROWS, moved):
+        row = last["rows"][mode]
+        assert row["disk_gb"] == round(bytes_a_step / 1e9, 2)
+        assert row["disk_mb_s"] == round(bytes_a_step / NVME_STEPS[mode] / 1e6)
+        assert row["of_disk"] == pytest.approx(bytes_a_step / NVME_STEPS[mode] / 2e9, abs=1e-4)
+    assert last["rows"]["strata_nvme_half"]["at_most_s"] == pytest.approx(moved[2] / (0.95 * 2e9), abs=1e-3)
+    assert last["rows"]["strata_nvme"]["at_most_s"] == 19  # the disk bounds the third alone
+
+
+@pytest.mark.parametrize("mode, seconds", [("strata_nvme", 19.1), ("strata_nvme_sm", 16.1), ("strata_nvme_half", 10.1)])
+def test_a_goal_that_is_missed_is_told_by_row(mode, seconds, monkeypatch, capsys):
+    _, _, last = ratio("nvme_step_vs_deepspeed", {**NVME_STEPS, mode: seconds}, monkeypatch, capsys, disk=1e9)
+    assert not last["pass"] and [row for row in NVME_ROWS if not last["rows"][row]["pass"]] == [mode]
+
+
+def test_the_tighter_of_peer_and_disk_counts(monkeypatch, capsys):
+    for disk, reached in ((1.7e9, True), (4e9, False)):  # 10.5 s and 4.5 s; half of the peer's is 10
+        _, _, last = ratio("nvme_step_vs_deepspeed", {**NVME_STEPS, "strata_nvme_half": 9.9}, monkeypatch, capsys,
+                           disk=disk)
+        half = last["rows"]["strata_nvme_half"]
+        assert half["pass"] == reached and half["at_most_s"] == (10 if reached else pytest.approx(4.47, abs=0.01))
+
+
+def test_a_further_row_or_a_disk_that_is_not_measured_is_named(monkeypatch, capsys):
+    steps = {mode: step for mode, step in NVME_STEPS.items() if mode != "strata_nvme_half"}
+    code, _, last = ratio("nvme_step_vs_deepspeed", steps, monkeypatch, capsys, disk=2e9)
+    assert code == 0 and last["value"] == 0.945 and not last["pass"]
+    assert last["not_measured"] == {"strata_nvme_half": "no room"} and "strata_nvme_half" not in last["rows"]
+    _, _, last = ratio("nvme_step_vs_deepspeed", NVME_STEPS, monkeypatch, capsys, disk=None)
+    assert not last["pass"] and set(last["not_measured"]) == {"disk"} and last["disk_mb_s"] == {}
+    assert last["rows"]["strata_nvme_half"]["at_most_s"] == 10 and "of_disk" not in last["rows"]["strata_nvme_half"]
+
+
+def test_a_disk_that_cannot_be_measured_says_why(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(runner, "BUILD", tmp_path)
+    assert vs_peer.mixed_rates() == {}
+    assert "the disk is not measured" in (out := capsys.readouterr().out) and "bench_nvme_python.so" in out
 
 
 def test_a_ratio_without_one_of_its_rows_is_an_error(monkeypatch, capsys):

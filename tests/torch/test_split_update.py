@@ -62,16 +62,36 @@ def test_a_mode_that_differs_is_counted_and_named(monkeypatch):
     assert result["different"] == ["3 micro-batches, split update, share 0.25"]
 
 
-def test_counted_bytes_are_those_of_the_formula():
-    assert split_update.ratio(ON_CPU, 1, CPU) == 1.0
+@pytest.mark.parametrize("settings", [ON_CPU, {**ON_CPU, **jobs.SPLIT_MASTER}, {**ON_CPU, jobs.P + "device": "cpu"}])
+def test_counted_bytes_are_those_of_the_formula(settings):
+    assert split_update.ratio(settings, 1, CPU) == 1.0
+
+
+def test_formula_of_what_is_kept_and_gathered():
+    there = {**ON_CPU, jobs.P + "device": "cpu"}
+    assert split_update.formula(ON_CPU, 1, 100) == 400
+    assert split_update.formula({**ON_CPU, jobs.BUDGET: split_update.STATE // 2}, 1, 100) == 200
+    assert split_update.formula(there, 1, 100) == 200 + 200 * 7 / 4   # the turn of a pass gathers nothing
+    assert split_update.formula(there, 3, 100) == 600 + 200 * 19 / 4
+
+
+def test_everything_that_is_weighed_is_another_placement():
+    """And one that the engine knows: on the CPU they are refused for the one reason that it is one."""
+    weighed = list(split_update.weighed())
+    assert len({name for name, _, _ in weighed}) == len(weighed) == 34
+    assert len({json.dumps([settings, micro], sort_keys=True) for _, settings, micro in weighed}) == len(weighed)
+    for _, settings, micro in weighed:
+        settings = {key: value for key, value in settings.items() if "pin_memory" not in key}
+        with pytest.raises(strata.FailedPrecondition, match="has no memory of its own"):
+            split_update.system(settings, micro, CPU, ".", split_update.matrices)
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.25])
-def test_the_worst_share_is_the_value(monkeypatch, wrong):
+def test_the_worst_placement_is_the_value(monkeypatch, wrong):
     monkeypatch.setattr(split_update, "ratio", lambda settings, micro, device: wrong if settings[jobs.SHARE] == 0.5
-                        and micro == 1 else 1.01)
+                        and micro == 1 and jobs.P + "device" in settings else 1.01)
     result = split_update.weigh(CPU)
-    assert result["value"] == wrong and len(result["ratios"]) == 8
+    assert result["value"] == wrong and len(result["ratios"]) == 34
 
 
 def test_why_nothing_is_measured(tmp_path, monkeypatch):

@@ -117,6 +117,8 @@ def test_clip_grad_norm_and_zero_grad():
             norm = engine.clip_grad_norm_(0.5)
             with pytest.raises(strata.FailedPrecondition, match="known between its engine.step"):
                 float(norm)
+            assert "between its engine.step() and the next" in str(norm) == repr(norm) == f"{norm}"
+            assert engine.core.info().steps == step  # str() has waited for nothing
             engine.step()
             assert float(norm) == pytest.approx(squares**0.5, rel=1e-6) and norm.item() > 0.5
             assert engine.core.info().clip_factor == pytest.approx(0.5 / float(norm), rel=1e-4)
@@ -131,6 +133,36 @@ def test_clip_grad_norm_and_zero_grad():
         for wrong in (0, -1, math.nan):
             with pytest.raises(strata.InvalidArgument, match="a norm above 0 is right"):
                 engine.clip_grad_norm_(wrong)
+
+
+def test_the_norm_is_used_as_a_number():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        engine.backward(model(*small_gpt.batch(0)))
+        norm = engine.clip_grad_norm_(math.inf)
+        for early in (lambda: norm > 1, lambda: norm * 2, lambda: torch.isfinite(norm), lambda: f"{norm:.3f}"):
+            with pytest.raises(strata.FailedPrecondition, match="known between its engine.step"):
+                early()
+        engine.step()
+        number = float(norm)
+        assert str(norm) == repr(norm) == f"{norm}" == repr(number) and f"{norm:.3f}" == f"{number:.3f}"
+        assert norm == number and number == norm and norm != 0 and 0 < norm < 1e9 and norm >= number >= norm
+        assert norm + 1 == 1 + norm == number + 1 and norm / 2 == number / 2 and 2 / norm == 2 / number
+        assert -norm == -number and 1 - norm == 1 - number and abs(norm) == number and norm**2 == number**2
+        assert norm - norm == 0 and math.isfinite(norm) and math.sqrt(norm) == math.sqrt(number)
+        assert bool(torch.isfinite(norm)) and not torch.isnan(norm)
+        torch.testing.assert_close(torch.stack([norm, torch.ones(())]), torch.tensor([number, 1.0]))
+        torch.testing.assert_close(torch.ones(2) * norm, torch.full((2,), number))
+        small_gpt.loop(model, engine, 1)
+        assert "between its engine.step() and the next" in str(norm)
+
+
+def test_a_backward_of_the_backward_is_refused_by_name():
+    model = small_gpt.make()
+    with small_gpt.prepare(model) as engine:
+        with pytest.raises(strata.InvalidArgument, match="create_graph=True.*not offered"):
+            engine.backward(model(*small_gpt.batch(0)), create_graph=True)
+        small_gpt.loop(model, engine, 1)
 
 
 def test_groups_and_learning_rates():

@@ -43,7 +43,8 @@ class TorchJob(Job):
     @property
     def environment(self):  # torch makes its compiler's folder, in TMPDIR if not told otherwise, when it is imported
         return {"STRATA_BUILD_DIR": str(BUILD), "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
+                "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled"),
+                "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no workers: torch 2.4's outlive a rank for a moment
 
     def command(self, arguments, settings):
         return [sys.executable, "-B", str(PROGRAM), str(self.folder), json.dumps(settings)]

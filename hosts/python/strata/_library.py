@@ -40,7 +40,9 @@ def library():
             return _declare(ctypes.CDLL(str(path.resolve())))
         except (OSError, AttributeError) as e:
             tried.append(f"  {path}: {e}")
-    raise LibraryNotFound("libstrata.so was not found; set STRATA_LIBRARY to its path. Tried:\n" + "\n".join(tried))
+    raise LibraryNotFound(
+        "libstrata.so was not found; set STRATA_LIBRARY to its path, or build it in a checkout: cmake --preset release "
+        "&& cmake --build --preset release. Tried:\n" + "\n".join(tried))
 
 
 def _declare(lib):

@@ -3,7 +3,6 @@
 What it inherits is what has nothing to do with weights: data loaders, gathering of results, printing, trackers,
 accumulation, random states. Everything else that accelerate's class can do is refused by name.
 """
-import json
 import logging
 import pathlib
 import shutil
@@ -131,8 +130,9 @@ class Accelerator(accelerate.Accelerator):
         manifest = agreement.manifest(self, self._config, self._auto, model, optimizer, loaders)
         self._report_on([*self._file_keys, *manifest.keys_on(self.device.type)])
         with manifest.named():
-            self.engine = prepare(model, text=manifest.text, overrides=self._device_overrides() + self._overrides,
-                                  units=self._units, groups=groups)
+            placed = manifest.on_gpus(self.num_processes) if self.device.type == "cuda" else []
+            self.engine = prepare(model, text=manifest.text, overrides=placed + self._overrides, units=self._units,
+                                  groups=groups)
         self._gradient_steps = int(self.engine.core.setting("gradient_accumulation_steps"))
         self.engine.dropped_by = "accelerator.engine.zero_grad()"
         self._model, self._is_freed = model, False
@@ -142,22 +142,9 @@ class Accelerator(accelerate.Accelerator):
             model.compile(**self.state.dynamo_plugin.to_kwargs())  # in place: the model stays the object it is
 
     def _report_on(self, keys):
-        keys = sorted(keys, key=lambda key: (key.status == deepspeed.HONOURED, key.path))
-        self.report = [deepspeed.line(key) for key in keys]
+        self.report = [deepspeed.line(key) for key in deepspeed.in_order(keys)]
         if self.is_main_process:
-            for key, line in zip(keys, self.report):
-                _log.log(logging.INFO if key.status == deepspeed.HONOURED else logging.WARNING, "%s", line)
-
-    def _device_overrides(self):
-        if self.device.type != "cuda":
-            return []
-        plugins = {"device": "device_cuda"}
-        if self.num_processes > 1:
-            plugins["collective"] = "comm_nccl"
-        offload = self._config.get("zero_optimization", {}).get("offload_optimizer") or {}
-        if (offload.get("device") or "none") == "none":
-            plugins["optimizer"] = "optim_adamw_cuda"
-        return [f"plugins.{role}={json.dumps(name)}" for role, name in plugins.items()]
+            deepspeed.log_report(keys, _log)
 
     def _check_ranks(self):
         found, wanted = (self.engine.rank, self.engine.world), (self.process_index, self.num_processes)

@@ -7,10 +7,16 @@ it saves for backward goes through the saved-tensor hooks like everything else.
 import sys
 
 import torch
+from torch._guards import TracingContext
 
 from ..errors import FailedPrecondition
 
 outside_graphs = torch.compiler.disable  # with all that it calls
+
+
+def is_tracing():
+    """Whether the compiler runs the model on tensors without memory: torch 2.4's does so with saved-tensor hooks on."""
+    return TracingContext.try_get() is not None
 
 
 def refuse_cuda_graphs(model):

@@ -15,10 +15,17 @@ import torch
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from . import memory, state
 from .compiled import outside_graphs
+from .grad_norm import GradNorm
 from .gradients import Gradients
 from .groups import of_a_step
 from .passes import Passes
 from .weights import Weights
+
+
+def _refuse_load_state_dict(*_):
+    """Once, where torch would say it of every param."""
+    raise FailedPrecondition("model.load_state_dict: params are the engine's since prepare: "
+                             "engine.load_state_dict(values) sets them on all ranks")
 
 
 class Engine:
@@ -35,6 +42,9 @@ class Engine:
         self.rank, self.world, self.device = core.rank, core.world, device
         self.param_groups = groups
         self._entries = {id(entry.param): entry for entry in entries}
+        for module in model.modules():
+            if next(module.parameters(), None) is not None:
+                module._register_load_state_dict_pre_hook(_refuse_load_state_dict)
         self._weights = Weights(core, units, device)
         self._passes = Passes(model, self._weights)
         self._gradients = Gradients(core, self._weights, self._passes)
@@ -54,8 +64,12 @@ class Engine:
 
     def close(self):
         """Joins a running update and frees everything; the model's params stay released. Twice is fine."""
-        self._weights.forget()
-        self.core.close()
+        try:
+            if not self.core.closed:
+                self._passes.settle()
+        finally:
+            self._weights.forget()
+            self.core.close()
 
     # ---- the loop ----
 
@@ -64,7 +78,7 @@ class Engine:
         return self._passes.forward()
 
     @outside_graphs
-    def backward(self, loss, retain_graph=False):
+    def backward(self, loss, retain_graph=False, create_graph=False):
         """loss.backward(), and the end of one micro-batch. Collective.
 
         `loss` is the mean over this rank's micro-batch: the engine divides by ranks and micro-batches. After
@@ -73,6 +87,9 @@ class Engine:
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             raise InvalidArgument("engine.backward needs a loss with a gradient: a tensor the model computed, not "
                                   "under torch.no_grad")
+        if create_graph:
+            raise InvalidArgument("engine.backward(create_graph=True): a backward of the backward is not offered: "
+                                  "gradients go to the engine, without their graph")
         self._passes.refuse_inside("engine.backward")
         self.check_whole("engine.backward")
         if self.backwards == self._micro_batches:
@@ -84,6 +101,7 @@ class Engine:
         except BaseException as error:  # an interrupt, too
             if self._gradients.were_taken:
                 self._broken = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self._gradients.drop()
             raise
         self.backwards += 1
         if self._prints:
@@ -113,7 +131,13 @@ class Engine:
         return self._broken is not None
 
     def check_whole(self, what):
-        """Refuses `what` while the gradients of a backward that raised are a part of what a step would take."""
+        """Refuses `what` after a write into fetched weights, and while gradients of a backward that raised are a part
+        of what a step would take."""
+        self._passes.settle()
+        self._weights.check_unwritten(what)
+        self._check_gradients(what)
+
+    def _check_gradients(self, what):
         if self._broken:
             on = "" if self.world == 1 else f" on all {self.world} ranks"
             raise FailedPrecondition(
@@ -129,6 +153,11 @@ class Engine:
         steps tell speed; the loss in it is rank 0's, read from the device for that line only.
         """
         self.check_whole("engine.step")
+        if self.backwards < self._micro_batches and not self.core.closed:
+            raise FailedPrecondition(
+                f"engine.step: {self.backwards} of {self._micro_batches} micro-batches (gradient_accumulation_steps) "
+                f"are in: call engine.backward(loss) for each; where data ends before, engine.skip_micro_batches() on "
+                f"all ranks counts those that are missing as zeros")
         self._weights.check_given_back("engine.step")
         self.core.step(self.param_groups[0]["lr"] if lr is None else lr, max_norm=self._max_norm,
                        groups=of_a_step(self.param_groups), tokens=tokens, **self._line())
@@ -181,22 +210,33 @@ class Engine:
         """
         wanted = {id(p) for module in modules or (self.model,) for p in module.parameters()}
         units = [unit for unit in self._weights.units if any(id(entry.param) in wanted for entry in unit.owned())]
-        begun = []
+        self._passes.settle()
+        begun, was_interrupted = [], False
         try:
+            self._weights.gathered.append(begun)
             for unit in units:
                 self._weights.begin_use(unit)
                 begun.append(unit)
             yield
+        except BaseException as error:
+            was_interrupted = not isinstance(error, Exception)
+            raise
         finally:
+            self._weights.is_torn = True
+            self._weights.gathered = [other for other in self._weights.gathered if other is not begun]
             for unit in begun:
                 self._weights.end_use(unit)
             self._weights.sweep()
+            self._weights.is_torn = was_interrupted
+        self._weights.check_unwritten("engine.gathered")
 
     def read(self, param, array="weight"):
         """A new CPU tensor with a whole array of a param (the object, or its name), on every rank. Collective.
 
         "weight" in the param's dtype; "master", "exp_avg", "exp_avg_sq" in float32. NotFound when it has no such array.
         """
+        self._passes.settle()
+        self._weights.check_unwritten("engine.read")
         entry = self._entry(param)
         out = torch.empty(entry.shape, dtype=entry.dtype if array == "weight" else torch.float32)
         described = memory.Description(entry.shape, f'param "{entry.name}"')
@@ -253,9 +293,10 @@ class Engine:
     def load(self, root, tag=None):
         """Loads <root>/<tag> (None: the latest), saved at any world size and stage. Collective. NotFound where there is
         none; without a tag only where root has no checkpoint at all: otherwise FailedPrecondition."""
-        self.check_whole("engine.load")
+        self._check_gradients("engine.load")
         self._weights.check_given_back("engine.load")
         state.load(self, root, tag)
+        self._weights.note_load()
         self._steps_before = self.core.info().steps - self._passes.steps
 
     def to(self, *_, **__):
@@ -273,17 +314,3 @@ class Engine:
         if entry is None:
             raise NotFound("the tensor is no param of the prepared model")
         return entry
-
-
-class GradNorm:
-    """The norm of a step to come: a number once that step was called."""
-
-    def __init__(self, engine):
-        self._engine, self._step = engine, engine._passes.steps
-
-    def __float__(self):
-        if self._engine._passes.steps != self._step + 1:
-            raise FailedPrecondition("the gradient norm is known between its engine.step() and the next one")
-        return self._engine.core.info().grad_norm
-
-    item = __float__

@@ -38,12 +38,19 @@ class Gradients:
         for unit in self._weights.units:
             unit.final_gradients = 0
         self._outer, self.were_taken = None, False
-        self._forget()  # what a backward that failed left
         return loss.register_hook(self._note_backward)
 
     def end(self):
         """After it."""
         self._hand_over()
+
+    def drop(self):
+        """After one that raised: what was not handed over, and what autograd has accumulated and nobody took."""
+        self._forget()
+        with torch._C.DisableTorchFunctionSubclass():
+            for unit in self._weights.units:
+                for entry in unit.owned():
+                    entry.param.grad = None
 
     def _note_backward(self, _):
         self._outer = torch._C._current_graph_task_id()

@@ -5,11 +5,14 @@
     engine = strata.torch.prepare(model, "train.toml")
 
 A model of that kind never exists whole: prepare goes through its units, makes one unit's params at a time on rank 0,
-lets the layers fill them as they do when they are built, and hands them to the engine, which shards them.
+lets the layers fill them as they do when they are built, and hands them to the engine, which shards them. What is made
+is NaN, and a param that still has one afterwards is refused: it would be trained from whatever lay in memory.
 """
 import contextlib
+import math
 import os
 import pathlib
+import sys
 import threading
 
 import torch
@@ -40,28 +43,63 @@ def init():
     finally:
         handle.remove()
 
+_WAYS = ("init_weights", "_init_weights of the model around it", "reset_parameters")
+
 
 class Initial:
     """First values of a model's params; `weights` and `init_weights` are prepare's."""
 
     def __init__(self, model, weights, init_weights):
-        self._model = model
+        self._model, self._given = model, init_weights
         self._weights = _open(weights)
-        # What a Hugging Face model fills its layers with, which it does itself after it is built.
-        self._init = init_weights or getattr(model, "_init_weights", None)
+        self._init_of = {}  # what the Hugging Face model around a module fills it with, once it is built
+        self._find_init(model, getattr(model, "_init_weights", None))
+        self._holders = {}  # of a param on the meta device, by its id: the modules that have it, with its name there
+        for module in model.modules():
+            for name, param in module._parameters.items():
+                if param is not None and param.is_meta:
+                    self._holders.setdefault(id(param), []).append((module, name))
+
+    def _find_init(self, module, init):
+        if isinstance(module, getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", ())):
+            init = module._init_weights
+        if init:
+            self._init_of.setdefault(module, init)
+        for child in module.children():
+            self._find_init(child, init)
 
     def check(self):
-        """Every param will have values; InvalidArgument names those that will not, and values that have no param."""
+        """Every param may have values; InvalidArgument names those that cannot, and values that have no param."""
+        for name, buffer in self._model.named_buffers():
+            if buffer.is_meta:
+                raise InvalidArgument(f'buffer "{name}" is on the meta device, and prepare leaves buffers as they are: '
+                                      f"build the model in strata.torch.init() instead, where they stay real")
         if self._weights is not None:
             self._check_names()
             return
-        for name, module in self._model.named_modules():
-            for param_name, param in module.named_parameters(recurse=False):
-                full = f"{name}.{param_name}" if name else param_name
-                if param.is_meta and self._init is None and not _resets(module):
-                    raise InvalidArgument(
-                        f'param "{full}" is on the meta device and {type(module).__name__} has no reset_parameters to '
-                        f"give it values: pass init_weights, a function of the module, or weights")
+        for name, param in self._model.named_parameters():
+            holders = self._holders.get(id(param), ())
+            if holders and not any(self._ways(module) for module, _ in holders):
+                raise InvalidArgument(
+                    f'param "{name}" is on the meta device and {type(holders[0][0]).__name__} has no reset_parameters '
+                    f"to give it values: pass init_weights, a function of the module, or weights")
+
+    def explained(self, error, entry):
+        """What to raise on any rank when rank 0 has no value to write."""
+        if self._weights is not None or id(entry.param) not in self._holders:
+            return error
+        holders = [module for module, _ in self._holders[id(entry.param)]]
+        ways = [way for way in _WAYS if any(way in self._ways(module) for module in holders)]
+        return InvalidArgument(
+            f'param "{entry.name}" of a {type(holders[0]).__name__} has no first value: it was on the meta device, and '
+            f"{', '.join(ways)} left it as it was on rank 0: pass init_weights, a function of the module that fills "
+            f"it, or weights")
+
+    def _ways(self, module):
+        """{name: function} of what fills a module; each is for what those before it left without values."""
+        reset = _reset if callable(getattr(module, "reset_parameters", None)) else None
+        ways = zip(_WAYS, (self._given, self._init_of.get(module), reset))
+        return {name: way for name, way in ways if way}
 
     def _check_names(self):
         names = {}
@@ -84,39 +122,67 @@ class Initial:
                     buffer.copy_(self._weights[name])
 
     def of(self, unit, entries):
-        """{entry: tensor} of the entries that a unit owns; called on rank 0, for one unit at a time."""
+        """{entry: tensor} of the entries a unit owns, without those that nothing fills; on rank 0, a unit at a time."""
         if self._weights is not None:
             names = {id(p): name for name, p in self._model.named_parameters(remove_duplicate=False)
                      if name in self._weights}
             return {entry: self._weights[names[id(entry.param)]] for entry in entries}
         values = {entry: entry.param for entry in entries if not entry.param.is_meta}
-        left = {id(entry.param): entry for entry in entries if entry not in values}
-        for module in unit.module.modules() if left else ():
-            names = {name: left.pop(id(param)) for name, param in module.named_parameters(recurse=False)
-                     if id(param) in left}
-            if names:
-                values |= self._filled(module, names)
+        for way in _WAYS:
+            for modules in (self._inside, self._elsewhere):
+                left = [entry for entry in entries if entry not in values]
+                if left:
+                    values |= self._filled(left, way, modules(unit, left))
         return values
 
-    def _filled(self, module, entries):
-        """Values a module gives its own params {name: entry}, in real ones that take their place meanwhile."""
-        own = dict(module._parameters)
-        for name, param in own.items():
-            if param is not None and param.is_meta:
-                real = torch.empty(param.shape, dtype=param.dtype)
-                module._parameters[name] = nn.Parameter(real, param.requires_grad)
+    def _inside(self, unit, entries):
+        """Modules of the unit that hold one of them or are around one; those around, and the first of several, last."""
+        found = {}
+        holders = {module for entry in entries for module, _ in self._holders[id(entry.param)]}
+        for module in reversed(list(unit.module.modules())):
+            if module in holders or any(child in found for child in module.children()):
+                found[module] = None
+        return list(found)
+
+    def _elsewhere(self, unit, entries):
+        """Modules outside the unit that hold one of them, which is tied."""
+        inside = set(unit.module.modules())
+        return [module for entry in entries for module, _ in self._holders[id(entry.param)] if module not in inside]
+
+    def _filled(self, entries, way, modules):
+        """Values that modules give entries, in real params that take the places of theirs meanwhile."""
+        fills = [(self._ways(module)[way], module) for module in modules if way in self._ways(module)]
+        wanted, made = {id(entry.param) for entry in entries}, {}
+        own = {inner: dict(inner._parameters) for _, module in fills for inner in module.modules()}
         try:
-            if self._init is not None:
-                self._init(module)
-            elif _resets(module):
-                module.reset_parameters()
-            return {entry: module._parameters[name].detach() for name, entry in entries.items()}
+            for module, params in own.items():
+                for name, param in params.items():
+                    if param is not None:
+                        if id(param) not in made:
+                            made[id(param)] = _stand_in(param, "cpu" if id(param) in wanted else "meta")
+                        module._parameters[name] = made[id(param)]
+            with torch.no_grad():
+                for fill, module in fills:
+                    fill(module)
+                return {entry: value for entry in entries if (value := self._value(entry)) is not None}
         finally:
-            module._parameters.update(own)
+            for module, params in own.items():
+                module._parameters.update(params)
+
+    def _value(self, entry):
+        for module, name in self._holders[id(entry.param)]:
+            value = module._parameters[name]
+            if value is not None and not value.is_meta and not (value.sum().isnan() and value.isnan().any()):
+                return value.detach()
+        return None
 
 
-def _resets(module):
-    return callable(getattr(module, "reset_parameters", None))
+def _reset(module):
+    module.reset_parameters()
+
+
+def _stand_in(param, device):
+    return nn.Parameter(torch.full(param.shape, math.nan, dtype=param.dtype, device=device), param.requires_grad)
 
 
 def _open(weights):

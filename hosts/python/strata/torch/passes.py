@@ -8,16 +8,29 @@ would replace checkpoint's own and switch recomputation off in silence.
 Backward: the hook that unpacks a saved weight fetches its unit, and the unit stays until everything it packed was used
 and freed. A recomputed forward fetches as the first one did and stays for its backward. All ranks must fetch alike
 though a rank may have used other parts of a unit than its peers (experts), so units are caught up with: before a unit
-is fetched, those whose forward came later and that were not fetched yet are fetched, in reverse order.
+is fetched, those whose forward came later and that were not fetched yet are fetched, in reverse order. Those of a
+checkpoint stay until the backward has come to what was before it: they are about to be computed again.
 """
 import contextlib
+import inspect
+import math
+import sys
+import threading
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import FailedPrecondition
-from .compiled import outside_graphs, refuse_cuda_graphs
+from . import autocast
+from .compiled import is_tracing, outside_graphs, refuse_cuda_graphs
+from .outermost import Outermost
+
+_CHECKPOINT = inspect.unwrap(checkpoint).__code__
+_pushed = threading.local()  # .of: the Passes whose saved-tensor hooks are pushed in this thread
+
+_WITH_MEMORY = (torch.Tensor, nn.Parameter)
 
 
 class ModuleHook:
@@ -42,13 +55,26 @@ class Pass:
         self.step, self.records = step, records  # optimizer steps before it; whether autograd was on
         self.calls = []
         self.clock = 0
+        self.reached = math.inf  # the earliest end of a call that the backward has come to
+        self._checkpoint = self._frame = None
 
     def tick(self):
         self.clock += 1
         return self.clock
 
+    def checkpoint(self):
+        """When the checkpoint began that runs now, the outermost one; None: none does."""
+        frame = _running_checkpoint()
+        if frame is not self._frame:
+            self._frame, self._checkpoint = frame, frame and self.clock
+        return self._checkpoint
+
+    def end(self):
+        self._frame = None  # it has tensors
+
     def rewind(self):
         """Another backward of the same graph is to fetch what this one did."""
+        self.reached = math.inf
         for call in self.calls:
             call.rewind()
 
@@ -58,12 +84,20 @@ class Call:
 
     def __init__(self, unit, of, is_recomputed=False, origin=None):
         self.unit, self.of = unit, of
-        self._is_recomputed, self._origin = is_recomputed, origin  # origin: the Call that is computed again, if known
+        self._is_recomputed, self.origin = is_recomputed, origin  # origin: the Call that is computed again, if known
+        self._checkpoint = of.checkpoint() if of.records else None  # that it is in
         self.begin, self.end = of.tick(), None
-        self.saved = 0            # packed weights autograd still holds
-        self.was_fetched = False  # by the backward
+        self.token = object()       # that every Packed of it refers to
+        self._uses = sys.getrefcount(self.token)
+        self.was_fetched = False     # by the backward
+        self.was_recomputed = False
         self._inputs = 0          # whose gradient the backward computes
         self._without = 0         # of those, without one yet
+
+    @property
+    def saved(self):
+        """Autograd still holds packed weights of it. Python's own count tells: a __del__ may lose an interrupt."""
+        return sys.getrefcount(self.token) > self._uses
 
     def watch(self, inputs):
         """The end of the backward of a call is seen by the gradients of its inputs."""
@@ -74,10 +108,29 @@ class Call:
         self._without = self._inputs
 
     def rewind(self):
-        self.was_fetched, self._without = False, self._inputs
+        self.was_fetched, self.was_recomputed, self._without = False, False, self._inputs
+
+    def come_to(self):
+        """The backward fetches for it."""
+        self.was_fetched = True
+        self.of.reached = min(self.of.reached, self.end or self.of.clock)
+
+    @property
+    def in_checkpoint(self):
+        """It is in a checkpoint whose backward is not over."""
+        return self._checkpoint is not None and self.of.reached > self._checkpoint
+
+    def may_be_recomputed(self):
+        return not self.was_recomputed and (not self.was_fetched or self.in_checkpoint)
 
     def _note_gradient(self, _):
         self._without -= 1
+
+    def _has_input_gradients(self):
+        """Those of the forward, or of a recomputed one, whichever is in the graph that the backward goes through."""
+        if self._inputs and self._without <= 0:
+            return True
+        return self.origin is not None and self.origin._has_input_gradients()
 
     def is_over(self):
         """Whether its backward, if it has begun, reads no weight any more.
@@ -86,10 +139,10 @@ class Call:
         tell: of all params, if none is frozen (a frozen one is read for the gradient of the input), or of all inputs.
         """
         if self.saved or not self._is_recomputed:
-            return not self.saved
-        if self._origin is None:
+            return not self.saved and not self.in_checkpoint
+        if self.origin is None:
             return False  # at the end of backward
-        if self._origin._inputs and self._origin._without <= 0:
+        if self._has_input_gradients():
             return True
         return self.unit.has_all_gradients() and self.unit.trainable == len(self.unit.entries)
 
@@ -97,15 +150,11 @@ class Call:
 class Packed:
     """A saved tensor that is a weight, without its memory."""
 
-    __slots__ = ("entry", "call", "dtype", "size", "stride", "offset")
+    __slots__ = ("entry", "call", "token", "dtype", "size", "stride", "offset")
 
     def __init__(self, entry, call, tensor):
-        self.entry, self.call, self.dtype = entry, call, tensor.dtype
+        self.entry, self.call, self.token, self.dtype = entry, call, call.token, tensor.dtype
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        call.saved += 1
-
-    def __del__(self):
-        self.call.saved -= 1
 
     def tensor(self):
         return self.entry.view(self.dtype, self.size, self.stride, self.offset)
@@ -122,9 +171,10 @@ class Passes:
         self._backwarded = None  # of those, the one that the backward is in
         self._hooks = None
         self._depth = 0        # of the model's forward: it may call itself
+        self._outermost = Outermost()
         self.in_backward = False
         self.steps = 0
-        model.register_forward_pre_hook(ModuleHook(self._begin_forward), prepend=True)
+        model.register_forward_pre_hook(ModuleHook(self._begin_forward, True), prepend=True)
         for unit in weights.units:
             unit.revive = self._revive
             begin = ModuleHook(self._begin_call, unit, takes_inputs=True)
@@ -137,24 +187,30 @@ class Passes:
     @contextlib.contextmanager
     def forward(self):
         """A forward that is not one call of the model: its parts, called one by one."""
-        self._begin_forward()
+        self._begin_forward(False)
         try:
             yield
         finally:
             self._end_forward()
+            self.settle()
 
-    def _begin_forward(self):
+    def _begin_forward(self, is_call):
+        self.settle()
         if self._depth == 0:
+            if getattr(_pushed, "of", None):
+                _pushed.of.settle()
             refuse_cuda_graphs(self._model)
             if _has_active_hooks():
                 raise FailedPrecondition("the model's forward is called with saved-tensor hooks active (checkpoint or "
                                          "save_on_cpu around the whole model): Strata's would replace them; use them "
                                          "around parts of the model")
-            self._pass = Pass(self.steps, torch.is_grad_enabled())
+            begun = Pass(self.steps, torch.is_grad_enabled())
+            if is_call:
+                self._outermost.begin(begun)
+            self._pass = begun
             if self._pass.records:
                 self._recorded.append(self._pass)
-            self._hooks = saved_tensors_hooks(self._pack, self._unpack)
-            self._hooks.__enter__()
+            self._push_hooks()
         self._depth += 1
 
     def _end_forward(self):
@@ -162,20 +218,56 @@ class Passes:
             return
         self._depth -= 1
         if self._depth == 0:
-            self._hooks.__exit__(None, None, None)
-            self._hooks = self._pass = None
+            self._pop_hooks()
+            self._pass.end()
+            done, self._pass = self._pass, None
+            if self._running:  # an interrupt that ended them was caught inside the forward
+                self._running.clear()
+                self._weights.unwind()
             self._weights.sweep()
+            self._outermost.end(done)
+
+    def _push_hooks(self):
+        self._hooks, _pushed.of = saved_tensors_hooks(self._pack, self._unpack), self
+        self._hooks.__enter__()
+
+    def _pop_hooks(self):
+        self._hooks.__exit__(None, None, None)
+        self._hooks = _pushed.of = None
+
+    def settle(self):
+        """Before anything else: ends what an interrupt left begun."""
+        if self._outermost.was_left() or (self._weights.is_torn and self._outermost.is_none):
+            self._unwind()
+
+    def _unwind(self):
+        if getattr(_pushed, "of", None) is self:  # else they went with their thread
+            with torch.inference_mode(False):
+                are_pushed = _has_active_hooks()
+            if are_pushed:
+                self._pop_hooks()
+            _pushed.of = None
+        if self._pass:
+            self._pass.end()
+        left = [self._pass, *self._in_backward()]
+        self._recorded = [p for p in self._recorded if p not in left]
+        self._hooks = self._pass = self._backwarded = None
+        self._depth, self.in_backward = 0, False
+        self._running.clear()
+        self._weights.unwind()
+        self._outermost.forget()  # only now: what interrupts this is done anew
 
     def _begin_call(self, unit, *inputs):
+        self.settle()
         if self._pass is None and not self.in_backward and torch.is_grad_enabled():
             raise FailedPrecondition(f'unit "{unit.name}" is called outside the forward of the prepared model while '
                                      f"gradients are recorded: call the model, or use `with engine.forward():`")
-        if unit.autocast and torch.is_autocast_enabled(self._weights.device.type):
-            _refuse_autocast(unit)
+        autocast.check_call(unit, self._weights.device.type)
         if self.in_backward:
-            self._begin_recomputed(unit)
+            self._begin_recomputed(unit, inputs)
             return
         call = Call(unit, self._pass or Pass(self.steps, False))
+        self._outermost.begin(call)
         self._weights.begin_use(unit)
         self._running.append(call)
         call.of.calls.append(call)
@@ -189,12 +281,19 @@ class Passes:
         call.end = call.of.tick()
         self._weights.end_use(unit)
         self._weights.sweep()
+        self._outermost.end(call)
+        self._weights.check_unwritten("forward")
 
-    def _begin_recomputed(self, unit):
+    def _begin_recomputed(self, unit, inputs=()):
         """The forward of a unit, or of a part of it, is computed again; its params stay attached for its backward."""
-        origin = self._last_call(unit)
+        origin = self._origin(unit)
+        if origin:
+            origin.was_recomputed = True
         self._fetch_in_backward(unit, origin)
+        if origin is unit.recomputed:
+            unit.waiting.discard(origin)  # the one that begins now has the backward
         unit.recomputed = Call(unit, Pass(self.steps, False), True, origin)
+        unit.recomputed.watch(inputs)
         unit.waiting.add(unit.recomputed)
         self._weights.keep(unit)
 
@@ -213,8 +312,11 @@ class Passes:
 
     @outside_graphs
     def _pack(self, tensor):
+        if type(tensor) not in _WITH_MEMORY and is_tracing():
+            return tensor
         entry = self._weights.entry_at(tensor)
         if entry is None:
+            autocast.check_saved(tensor, self._weights)
             return tensor
         for call in reversed(self._running):
             if entry in call.unit.entries:
@@ -229,8 +331,7 @@ class Passes:
             return packed
         call = packed.call
         if not self.in_backward:
-            raise _refuse_backward(call, "weights are fetched for it inside engine.backward(loss) only; "
-                                         "loss.backward() and torch.autograd.grad do not know how")
+            raise _refuse_backward(call, _why_not_fetched())
         if call.of.step != self.steps:
             raise _refuse_backward(call, "engine.step() has changed the weights since this forward")
         if call.of in self._recorded:
@@ -244,24 +345,38 @@ class Passes:
     @contextlib.contextmanager
     def backward(self, retain_graph):
         """Around autograd's backward, which runs inside."""
+        self._outermost.begin(self)
         self.in_backward = True
         try:
-            with saved_tensors_hooks(self._pack, self._unpack):
+            self._push_hooks()
+            try:
                 yield
+            finally:
+                self._pop_hooks()
             for done in self._in_backward():
                 self._catch_up(done, 0)
-        finally:
-            for done in self._in_backward():
-                if retain_graph:
-                    done.rewind()
-                else:
-                    self._recorded.remove(done)
+        except Exception:
+            self._end_backward(retain_graph)
+            raise
+        except BaseException:  # it may have come anywhere: settle() ends what has begun
             self.in_backward = False
-            self._backwarded = None
-            self._running.clear()
-            self._weights.end_backward()
+            raise
+        self._end_backward(retain_graph)
+        self._outermost.end(self)
+
+    def _end_backward(self, retain_graph):
+        for done in self._in_backward():
+            if retain_graph:
+                done.rewind()
+            else:
+                self._recorded.remove(done)
+        self.in_backward = False
+        self._backwarded = None
+        self._running.clear()
+        self._weights.end_backward()
 
     def refuse_inside(self, what):
+        self.settle()
         if self.in_backward or self._pass:
             raise FailedPrecondition(f"{what} inside a forward or a backward of the same model")
 
@@ -277,19 +392,19 @@ class Passes:
         """How often a unit's module was called in the forwards that wait for their backward."""
         return sum(call.unit is unit for recorded in self._recorded for call in recorded.calls)
 
-    def _last_call(self, unit):
-        """The last forward of the unit that the backward has not come to, or None."""
+    def _origin(self, unit):
+        """The forward of the unit that is computed again, or None: the last one that this may be."""
         passes = [self._backwarded] if self._backwarded else []
         for recorded in passes + self._recorded[::-1]:
             for call in reversed(recorded.calls):
-                if call.unit is unit and not call.was_fetched:
+                if call.unit is unit and call.may_be_recomputed():
                     return call
-        return None
+        return unit.recomputed  # once more, in nested checkpoints
 
     def _fetch_in_backward(self, unit, call):
         if call is not None and not call.was_fetched:
-            call.was_fetched = True
             self._catch_up(call.of, call.end or call.of.clock)
+            call.come_to()
         self._weights.fetch(unit)
 
     def _catch_up(self, recorded, after):
@@ -298,8 +413,19 @@ class Passes:
             return
         for call in reversed(recorded.calls):
             if call.begin > after and not call.was_fetched and _has_backward(call.unit):
-                call.was_fetched = True
+                call.come_to()
                 self._weights.fetch(call.unit)
+                call.unit.waiting.add(call)
+
+
+def _running_checkpoint():
+    """The frame of the outermost torch.utils.checkpoint.checkpoint that runs, or None."""
+    found, frame = None, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CHECKPOINT:
+            found = frame
+        frame = frame.f_back
+    return found
 
 
 def _has_active_hooks():
@@ -331,12 +457,14 @@ def _has_backward(unit):
     return unit.trainable > 0 and not isinstance(unit.module, nn.Embedding)
 
 
+def _why_not_fetched():
+    other = getattr(_pushed, "of", None)
+    if other and other.in_backward:
+        return ("this is the backward of another engine, and a backward fetches the weights of one: detach() what one "
+                "model gives to the other, or prepare both as one module")
+    return ("weights are fetched for it inside engine.backward(loss) only; loss.backward() and torch.autograd.grad do "
+            "not know how")
+
+
 def _refuse_backward(call, why):
     return FailedPrecondition(f'backward of unit "{call.unit.name}": {why}')
-
-
-def _refuse_autocast(unit):
-    raise FailedPrecondition(
-        f'unit "{unit.name}" is called under torch.autocast with param "{unit.autocast[0].name}" in float32: autocast '
-        f"would save 16-bit copies of it for backward on every rank, which defeats sharding; register 16-bit weights "
-        f"(bf16.enabled = true), the engine keeps the fp32 master")

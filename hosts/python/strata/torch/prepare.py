@@ -1,4 +1,5 @@
 """prepare: hands a model's params to an engine. See docs/pytorch.md."""
+import contextlib
 import ctypes
 
 import torch
@@ -7,7 +8,7 @@ from .. import _abi
 from ..engine import Engine as CoreEngine
 from ..errors import InvalidArgument, did_you_mean
 from ..model import SETTINGS
-from . import memory, state, units as unit_rules
+from . import autocast, memory, state, units as unit_rules
 from .engine import Engine
 from .groups import ParamGroup
 from .initial import Initial
@@ -27,8 +28,8 @@ def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE,
                ...}]; params in none of them have the manifest's settings
     weights    first values by name, of all params and of buffers if they are there: a dict of tensors, a safetensors
                file, or a folder of them, read on rank 0, one unit at a time
-    init_weights  function(module) that fills the params of one module of a model built in strata.torch.init(); None: a
-               Hugging Face model's own, else the module's reset_parameters
+    init_weights  function(module) that fills the params of one module of a model built in strata.torch.init(); what it
+               leaves, a Hugging Face model's own fills, and what that leaves the module's reset_parameters
 
     With bf16.enabled, float32 params become bfloat16, and the optimizer's master starts from the float32 values. Frozen
     params (requires_grad = False) have no optimizer state. Collective. Returns the Engine.
@@ -36,6 +37,10 @@ def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE,
     Under model parallelism the model is this rank's part, and rank 0 is that of the data-parallel group. Megatron's
     attributes say what the norm counts: param.tensor_model_parallel, param.shared.
     """
+    if isinstance(manifest, dict) or str(manifest).endswith(".json"):
+        what = "a dict" if isinstance(manifest, dict) else f'"{manifest}"'
+        raise InvalidArgument(f"prepare takes a manifest in TOML, not {what}: a DeepSpeed configuration goes to "
+                              f"strata.deepspeed.initialize(model=..., config=...)")
     for name, param in model.named_parameters():
         _check(name, param)
     initial = Initial(model, weights, init_weights)
@@ -74,14 +79,13 @@ def _register(model, core, found, groups, initial):
             entry.units.append(unit)
             unit.entries[entry] = None
             unit.trainable += entry.trainable
-        unit.autocast = _autocast_targets(unit)
+        unit.autocast = autocast.targets(unit)
     core.commit()
     device = _device(core, next(iter(entries.values())))
+    _check_place(core, entries.values(), device)
     for unit in all_units:
-        owned = unit.owned()
-        values = initial.of(unit, owned) if core.ranks.data_parallel_rank == 0 else {}
-        for entry in owned:
-            state.write(entry, values.pop(entry, None), root=0)
+        _write(unit, initial, core.ranks.data_parallel_rank == 0)
+        for entry in unit.owned():
             entry.place(device)
     initial.fill_buffers()
     return Engine(model, core, all_units, list(entries.values()), param_groups, device)
@@ -103,13 +107,20 @@ def _groups(core, groups, found):
     result, of = [ParamGroup(0, None, {})], {}
     for number, given in enumerate(groups):
         known = ("params", *SETTINGS)
+        if not isinstance(given, dict) or "params" not in given:
+            raise InvalidArgument(f'groups[{number}] must be a dict with "params", as a torch optimizer takes it')
         for key in given:
             if key not in known:
                 raise InvalidArgument(f"groups[{number}] has {key!r}{did_you_mean(str(key), known)} (a group has "
                                       f"params and {', '.join(SETTINGS)})")
         settings = {key: given.get(key) for key in SETTINGS}
         group = core.group(**settings)
-        for param in given["params"]:
+        params_given = given["params"]
+        for param in [params_given] if isinstance(params_given, torch.Tensor) else params_given:
+            param = param[1] if isinstance(param, tuple) else param  # of named_parameters()
+            if not isinstance(param, torch.Tensor):
+                raise InvalidArgument(f"groups[{number}] has a {type(param).__name__} where a param belongs: params "
+                                      f"are tensors, or pairs of a name and a tensor")
             if id(param) not in params:
                 raise InvalidArgument(f"groups[{number}] has a tensor of shape {tuple(param.shape)} that is no param "
                                       f"of the model")
@@ -120,12 +131,28 @@ def _groups(core, groups, found):
     return tuple(result), of
 
 
-def _autocast_targets(unit):
-    """Entries that torch.autocast copies to 16 bit: those of matrix products and convolutions."""
-    embeddings = {id(p) for module in unit.module.modules() if isinstance(module, torch.nn.Embedding)
-                  for p in module.parameters(recurse=False)}
-    return [entry for entry in unit.entries
-            if entry.dtype == torch.float32 and len(entry.shape) >= 2 and id(entry.param) not in embeddings]
+def _check_place(core, entries, device):
+    for entry in entries:
+        if entry.param.is_cuda and device.type == "cpu":
+            raise InvalidArgument(f'param "{entry.name}" is on {entry.param.device}, and plugins.device = '
+                                  f'"{core.setting("plugins.device")}" trains in host memory: choose "device_cuda" '
+                                  f"(docs/pytorch.md, \"On GPUs\"), or leave the model on the CPU")
+
+
+def _write(unit, initial, is_root):
+    """First values of the params that a unit owns. What goes wrong on rank 0 is an error on all ranks."""
+    entries = unit.owned()
+    try:
+        values = initial.of(unit, entries) if is_root else {}
+    except Exception:
+        with contextlib.suppress(InvalidArgument):
+            state.write(entries[0], None, root=0)
+        raise
+    for entry in entries:
+        try:
+            state.write(entry, values.pop(entry, None), root=0)
+        except InvalidArgument as error:
+            raise initial.explained(error, entry) from None
 
 
 def _device(core, entry):

@@ -23,6 +23,8 @@ _METADATA = frozenset(
 _MOVES = frozenset(getattr(torch.Tensor, name) for name in (
     "to", "type", "cpu", "cuda", "float", "double", "half", "bfloat16"))
 
+_WRITES = frozenset([torch.Tensor.data.__set__, torch.Tensor.__setitem__])  # besides those that end in _
+
 
 class ReleasedParameter(nn.Parameter):
     """Base of every param's released class; `origin` is what its messages call it.
@@ -40,6 +42,12 @@ class ReleasedParameter(nn.Parameter):
             f"its unit's module, in `with engine.gathered(module)`, by engine.read(param) and engine.state_dict()")
 
     @classmethod
+    def refuse_write(cls, what):
+        return FailedPrecondition(
+            f"{what}: {cls.origin} is released, it is written on all ranks alike: engine.write(param, value), or all "
+            f"of them by engine.load_state_dict(values)")
+
+    @classmethod
     def refuse_move(cls, what):
         return FailedPrecondition(
             f"{what}: {cls.origin} is the engine's since prepare, model.to() and its like cannot move or convert it: "
@@ -54,14 +62,23 @@ class ReleasedParameter(nn.Parameter):
         while released and released.revive():  # `a + released` calls the class of whichever comes first
             released = _first_released((args, kwargs))
         if released:
-            raise (released.refuse_move if function in _MOVES else released.refuse)(_called(function))
+            raise released._refusal_of(function)(_called(function))
         return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def _refusal_of(cls, function):
+        if function in _MOVES:
+            return cls.refuse_move
+        return cls.refuse_write if _writes(function) else cls.refuse
 
     def __deepcopy__(self, memo):
         raise self.refuse("copy.deepcopy")
 
     def __reduce_ex__(self, protocol):
         raise self.refuse("pickle (torch.save)")
+
+    def __format__(self, spec):
+        return format(str(self), spec)
 
     def __repr__(self, **_):
         return f"<{self.origin}, released: shape {tuple(self.shape)}, {self.dtype}, {self.device}>"
@@ -82,6 +99,13 @@ def _first_released(value):
     if isinstance(value, (list, tuple)) or hasattr(value, "mapping"):
         return next(filter(None, map(_first_released, value)), None)
     return None
+
+
+def _writes(function):
+    if function in _WRITES:
+        return True
+    name = getattr(function, "__name__", "")
+    return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_", "share_memory_")
 
 
 def _called(function):

@@ -4,18 +4,22 @@ A unit holds at most one fetch of the engine. While a module of it computes, its
 parameters whose data is the engine's memory. Afterwards they are released (released.py), and the fetch is given back as
 soon as nothing reads that memory: no tensor over it is alive, and no saved tensor of a running backward will ask again.
 
+Attached params are read-only: a write into one would be lost, or stay on this rank alone. Their torch versions tell
+when they are released, and from then on this rank goes no further than to a load.
+
 Ranks must fetch in the same order, and what the engine prefetches depends on when units were released. So a fetch is
 given back at points that every rank passes alike: when the module ends, before the next fetch, at the end of backward.
 """
 import ctypes
 import gc
+import itertools
 import math
 
 import torch
 from torch import nn
 
 from .. import _abi
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, StrataError
 from . import memory
 from .released import released_class
 
@@ -34,6 +38,7 @@ class Entry:
         self.core = None       # the engine's Param
         self.address = 0       # while attached
         self._attached = 0
+        self._version = 0      # torch's, when it was attached
         self.struct = None     # the engine fills in where the weight lies (Unit.look)
         self._places = {}      # by address
         self._class = released_class(name, unit.name, lambda: unit.revive(unit))
@@ -83,14 +88,24 @@ class Entry:
         self.param.__class__ = nn.Parameter
         if self.numel == 0:
             self.param.data = torch.empty(self.shape, dtype=self.dtype, device=self._nan.device)
-            return
-        self.param.data = self._place().tensor
-        self.address = self.struct.data
+        else:
+            self.param.data = self._place().tensor
+            self.address = self.struct.data
+        self._version = self.param._version
 
     def detach(self):
+        """Returns whether the param was written meanwhile: in place, itself or a view of it."""
         self._attached -= 1
-        if self._attached == 0:
-            self.release()
+        if self._attached > 0:
+            return False
+        was_written = self.param._version != self._version
+        self.release()
+        return was_written
+
+    def unwind(self):
+        """Whatever was attached, or was about to be."""
+        self._attached = 0
+        self.release()
 
     def release(self):
         """Takes the values away. A tensor saved outside our hooks, which shares the param's version, will now raise."""
@@ -109,7 +124,7 @@ class Unit:
         self.core = None       # the engine's Unit
         self.entries = {}      # as an ordered set: of all params it uses, those that another unit owns included
         self.trainable = 0     # of them
-        self.autocast = []     # those that torch.autocast would copy
+        self.autocast = {}     # what torch.autocast copies, by dtype (autocast.py)
         self.fetched = False   # it holds a fetch
         self.depth = 0         # forwards of its module that are running
         self.waiting = set()   # Calls whose backward is not over
@@ -138,6 +153,14 @@ class Unit:
         for entry, view in self._tied:
             ctypes.pointer(entry.struct)[0] = view
 
+    def look_whether_fetched(self):
+        """As the engine has it: an interrupt may have come between its call and our note of it."""
+        try:
+            self.look()
+        except StrataError:
+            return False
+        return True
+
     def owned(self):
         return [entry for entry in self.entries if entry.unit is self]
 
@@ -165,7 +188,12 @@ class Weights:
         self.stream = memory.stream_source(device)
         self._engine_fetch, self._engine_release = core._bound("strata_fetch"), core._bound("strata_release")
         self._fetched = {}      # units, in order of their fetches
+        self._called = None     # the unit of a fetch or a release that is not noted yet
         self._by_address = {}   # attached entries
+        self.gathered = []      # lists of units, of each `with engine.gathered()`
+        self.is_torn = False    # an interrupt came in the middle of a change, perhaps
+        self._written = None    # what check_unwritten says
+        self._undoes_writes = core.setting("check_weights") == "true"  # the engine, on all ranks alike
 
     def begin_use(self, unit):
         """Attaches the unit's params, fetching it first if need be. Nests."""
@@ -196,7 +224,8 @@ class Weights:
     def _detach(self, unit):
         for entry in unit.entries:
             address = entry.address
-            entry.detach()
+            if entry.detach() and not (self._written or self._undoes_writes):
+                self._written = f'param "{entry.name}" of unit "{unit.name}" was written while it was fetched'
             if not entry.attached:
                 self._by_address.pop(address, None)
 
@@ -211,13 +240,17 @@ class Weights:
         if unit.fetched:
             return
         self.sweep()
+        self.check_unwritten("fetch")
+        self._called = unit
         self._engine_fetch(unit.core.number, self.stream())
         unit.look()
         unit.fetched = True
         self._fetched[unit] = None
+        self._called = None
 
     def sweep(self):
         """Gives back what is not needed any more."""
+        self.is_torn = True
         for unit in list(self._fetched):
             if unit.is_used():
                 continue
@@ -228,15 +261,38 @@ class Weights:
                 self._detach(unit)
             if unit.reader():
                 continue
+            self._called = unit
             del self._fetched[unit]
             unit.fetched = False
             self._engine_release(unit.core.number, self.stream())
+            self._called = None
+        self.is_torn = False
 
     def end_backward(self):
         """Every backward is over, even if its graph was retained."""
         for unit in self._fetched:
             unit.waiting.clear()
         self.sweep()
+
+    def unwind(self):
+        """Nothing computes any more, and wherever it was interrupted: only what is gathered stays."""
+        for unit in self.units:
+            unit.depth, unit.kept, unit.recomputed = 0, False, None
+            unit.waiting.clear()
+            for entry in unit.owned():
+                entry.unwind()
+        self._by_address.clear()
+        unit, self._called = self._called, None
+        if unit:
+            unit.fetched = False
+            self._fetched.pop(unit, None)
+        for used in itertools.chain(*self.gathered):
+            self.begin_use(used)
+        self.sweep()
+        if unit and not unit.fetched and unit.look_whether_fetched():
+            unit.fetched = True
+            self._fetched[unit] = None
+            self.sweep()
 
     def forget(self):
         """The engine closes: its memory goes, so params must not point into it."""
@@ -247,6 +303,18 @@ class Weights:
             for entry in unit.owned():
                 entry.forget()
         self._fetched.clear()
+
+    def check_unwritten(self, what):
+        """Weights that were written are not what the optimizer has, nor what other ranks have: nothing may follow."""
+        if self._written:
+            raise FailedPrecondition(
+                f"{what}: {self._written}, where it is read-only; engine.write(param, value, root=rank) sets one on "
+                f"all ranks. What its values are now is not known: load a checkpoint, or close the engine and begin "
+                f"anew")
+
+    def note_load(self):
+        """All weights are the checkpoint's."""
+        self._written = None
 
     def check_given_back(self, what):
         """Before anything that changes or rereads weights: no tensor may still see the old ones."""
