@@ -46,8 +46,7 @@ Status Engine::commit() {
   STRATA_RETURN_IF_ERROR(usable(false));
   take_down();  // what an earlier commit that was refused left
   const ZeroSettings& zero = settings_.zero_optimization;
-  layout_ = make_layout(*registry_, static_cast<int>(zero.stage), places_,
-                        static_cast<uint64_t>(zero.param_persistence_threshold), weight_tier_->kind() != kDeviceTier);
+  layout_ = make_layout(*registry_, zero, places_, weight_tier_->kind() != kDeviceTier);
   build_parts();
   const Status streams = queue_->create_streams();
   STRATA_RETURN_IF_ERROR(agree_on_model());
@@ -82,6 +81,7 @@ std::vector<Consensus::Value> Engine::common_values() const {
           {z + "reduce_bucket_size", number(zero.reduce_bucket_size)},
           {z + "prefetch_bucket_size", number(zero.prefetch_bucket_size)},
           {z + "param_persistence_threshold", number(zero.param_persistence_threshold)},
+          {z + "model_persistence_threshold", number(zero.model_persistence_threshold)},
           {z + "max_live_parameters", number(zero.max_live_parameters)},
           {z + "max_reuse_distance", number(zero.max_reuse_distance)},
           {z + "accumulate_locally", number(zero.accumulate_locally)},
@@ -211,6 +211,10 @@ Status Engine::make_plan() {
   plan_.add("tensor staging", kDeviceTier, Tensors::kStagingBytes);
   plan_.add("tensor staging (host side)", streams ? kCpuTier : kDeviceTier, Tensors::kPieceBytes, streams);
   plan_.add("trace", kCpuTier, trace_->bytes());
+  for (const Tier* tier : {state_tier_.get(), weight_tier_.get()}) {
+    plan_.set(std::string(tier_name(tier->kind())) + " index and buffers", kCpuTier,
+              tier->own_bytes(plan_.in(tier->kind())));
+  }
   const char* const words[] = {"none", "cpu", "nvme"};
   const ZeroSettings& zero = settings_.zero_optimization;
   log(STRATA_LOG_INFO, "rank " + std::to_string(places_.world.rank) + " of " + std::to_string(places_.world.size) +

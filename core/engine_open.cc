@@ -20,6 +20,8 @@ namespace strata {
 
 namespace {
 constexpr std::chrono::seconds kLate{5};  // ranks of one job begin at about the same time
+// A tier gives up sooner than those who wait for it, here and on other ranks: it alone knows which bytes, and where.
+constexpr int64_t kTierPart = 2;  // of the deadline
 }  // namespace
 
 Status Engine::open(const strata_engine_args& args, std::unique_ptr<Engine>* out) {
@@ -72,7 +74,9 @@ Status Engine::open_plugin(const std::string& role, const std::string& name, con
                            const Api** table) {
   STRATA_RETURN_IF_ERROR(plugins_->find(name, id, table).during(settings_.named("plugins." + role)));
   STRATA_RETURN_IF_ERROR(plugins_->options(name, &open_args_.options));
-  STRATA_RETURN_IF_ERROR(instance->open(*table, open_args_).during("plugin " + name));
+  strata_open_args args = open_args_;
+  if constexpr (std::is_same_v<Api, strata_offload_api>) args.deadline_ns /= kTierPart;
+  STRATA_RETURN_IF_ERROR(instance->open(*table, args).during("plugin " + name));
   if (open_args_.rank >= 0) log_plugins();
   return Ok();
 }

@@ -100,11 +100,12 @@ std::string param_at(const Registry& registry, const Segment& segment, uint64_t 
   return "";
 }
 
-Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold,
-                   bool offloads_params) {
+Layout make_layout(Registry& registry, const ZeroSettings& zero, const Places& places, bool offloads_params) {
+  const auto largest = static_cast<uint64_t>(zero.param_persistence_threshold);
+  auto room = static_cast<uint64_t>(zero.model_persistence_threshold);
   Layout layout;
   layout.offloads_params = offloads_params;
-  layout.stage = stage;
+  layout.stage = static_cast<int>(zero.stage);
   layout.places = places;
   layout.rank = places.data.rank;
   layout.world = places.data.size;
@@ -114,7 +115,8 @@ Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t
     for (uint32_t id : registry.units[u].params) {
       const Param& p = registry.params[id];
       if (p.owner != id) continue;  // the storage is laid out where its owner is
-      const bool keep = stage == 3 && p.numel <= persistence_threshold;
+      const bool keep = layout.stage == 3 && p.numel <= largest && p.numel <= room;
+      if (keep) room -= p.numel;
       (keep ? resident : own).push_back(id);
     }
     Unit unit;

@@ -6,14 +6,16 @@
 // is zeros that no norm, file or count sees.
 //
 // At stage 3 the params of at most `param_persistence_threshold` elements of all units form one more unit, the
-// resident one: its weights stay whole on every rank and are gathered once per step in one call. Its params keep the
-// step count and the used flag of the unit they were registered in.
+// resident one: its weights stay whole on every rank and are gathered once per step in one call. They have at most
+// `model_persistence_threshold` elements together: in the order of registration, one that does not fit is sharded, and
+// a smaller one after it may fit. They keep the step count and the used flag of the unit they were registered in.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/manifest/settings.h"
 #include "core/places.h"
 #include "core/registry.h"
 
@@ -87,7 +89,6 @@ struct Layout {
 std::string param_at(const Registry& registry, const Segment& segment, uint64_t element);
 
 // Fills in home, segment and offset of the registry's params, too.
-Layout make_layout(Registry& registry, int stage, const Places& places, uint64_t persistence_threshold,
-                   bool offloads_params);
+Layout make_layout(Registry& registry, const ZeroSettings& zero, const Places& places, bool offloads_params);
 
 }  // namespace strata

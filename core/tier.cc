@@ -37,6 +37,8 @@ Status Tier::inspect() {
   STRATA_RETURN_IF_ERROR(read_caps(offload_->api(), offload_->self(), &caps));
   addressable_ = (caps.flags & STRATA_OFFLOAD_ADDRESSABLE) != 0;
   budget_ = caps.budget_bytes;
+  own_bytes_ = caps.host_bytes;
+  own_bytes_per_mib_ = caps.host_bytes_per_mib;
   if (caps.budget_reason) budget_reason_ = caps.budget_reason;
   if (caps.io_alignment > 0 && 4096 % caps.io_alignment != 0) {
     return {STRATA_UNIMPLEMENTED, "a tier that wants transfers at multiples of " + std::to_string(caps.io_alignment) +

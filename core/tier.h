@@ -72,6 +72,8 @@ class Tier {
   // What regions together never exceed; of an offload plugin.
   uint64_t budget() const { return budget_; }
   const std::string& budget_reason() const { return budget_reason_; }
+  // Host memory that an offload plugin takes for itself with `bytes` in its regions.
+  uint64_t own_bytes(uint64_t bytes) const { return own_bytes_ + ((bytes + kMiB - 1) / kMiB) * own_bytes_per_mib_; }
   // How long it has had transfers under way; 0 where that is not known.
   uint64_t busy_ns() const;
 
@@ -96,6 +98,7 @@ class Tier {
   Status move(bool write, const Region& region, uint64_t offset, uint64_t bytes, void* buffer,
               strata_event* done) const;
 
+  static constexpr uint64_t kMiB = uint64_t{1} << 20;
   TierKind kind_ = kDeviceTier;
   const Device* device_ = nullptr;
   const Offload* offload_ = nullptr;
@@ -103,6 +106,7 @@ class Tier {
   bool addressable_ = true;
   uint64_t budget_ = UINT64_MAX;
   std::string budget_reason_;  // "": the plugin does not say
+  uint64_t own_bytes_ = 0, own_bytes_per_mib_ = 0;
 };
 
 }  // namespace strata

@@ -48,9 +48,9 @@ class HostSums {
   Status wait(TraceRow& row, std::chrono::nanoseconds patience) const;
 
  private:
-  // 256 MiB in all: what a few layers bring, which the collective thread may be ahead of the device. Pieces that come
+  // 160 MiB in all: what a few layers bring, which the collective thread may be ahead of the device. Pieces that come
   // together are added together: waking the workers for each costs a tenth of the time.
-  static constexpr uint64_t kSlots = 64, kSlotBytes = 4 << 20, kTogether = 8;
+  static constexpr uint64_t kSlots = 40, kSlotBytes = 4 << 20, kTogether = 8;
   struct Ring {
     uint64_t slots = 0, slot_bytes = 0;
     uint64_t bytes() const { return slots * slot_bytes; }

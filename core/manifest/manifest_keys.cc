@@ -147,6 +147,9 @@ std::vector<ManifestKey> zero_keys() {
       {z + "param_persistence_threshold", FIELD(zero_optimization.param_persistence_threshold), "1e5",
        "Params with at most this many elements are kept whole on every rank. Stage 3.",
        false, kAtLeastZero, {}, ds + "param_persistence_threshold"},
+      {z + "model_persistence_threshold", FIELD(zero_optimization.model_persistence_threshold), "9.2e18",
+       "Elements of all those params together: in the order of registration, one that goes beyond is sharded. Stage 3.",
+       false, kAtLeastZero, {}, ds + "model_persistence_threshold"},
       {z + "max_live_parameters", FIELD(zero_optimization.max_live_parameters), "1e9",
        "Elements that may be gathered at one time. Stage 3.", false, kAtLeastZero, {}, ds + "max_live_parameters"},
       {z + "max_reuse_distance", FIELD(zero_optimization.max_reuse_distance), "1e9",
@@ -175,7 +178,8 @@ std::vector<ManifestKey> offload_keys() {
        "Page-lock the host memory that a device copies from or to: gradients, and with split_update the state, or "
        "split_share of it. What passes between a disk and a GPU is so in any case."},
       {o + "ratio", FIELD(zero_optimization.offload_optimizer.ratio), "1.0",
-       "Share of the state that is offloaded at the least; whole units of the rest are kept and updated on the device.",
+       "Share of the state that is offloaded at the least; whole units of the rest are kept and updated on the device. "
+       "0: all of it, as beside params in host memory.",
        false, {0, 1}},
       {o + "device_state_budget", FIELD(zero_optimization.offload_optimizer.device_state_budget), "0",
        "Bytes of device memory for optimizer state: units that fit are kept and updated there, the rest is offloaded. "
@@ -200,6 +204,10 @@ std::vector<ManifestKey> offload_keys() {
        kAtLeastZero},
       {o + "fast_init", FIELD(zero_optimization.offload_optimizer.fast_init), "false",
        "Leave out writing zeros at the start. Only nvme."},
+      {o + "pipeline_read", FIELD(zero_optimization.offload_optimizer.pipeline_read), "true",
+       "Read later parts of the state while one is updated. Only nvme."},
+      {o + "pipeline_write", FIELD(zero_optimization.offload_optimizer.pipeline_write), "true",
+       "Update later parts of the state while one is written. Only nvme."},
       {p + "device", CHOICE(zero_optimization.offload_param.device), "\"none\"",
        "Tier of the params' shards; none: the device. Stage 3.", false, {}, devices},
       {p + "pin_memory", FIELD(zero_optimization.offload_param.pin_memory), "false",
@@ -260,7 +268,6 @@ const std::vector<DeprecatedKey>& deprecated_keys() {
 
 const std::vector<RefusedKey>& refused_keys() {
   static const std::string scaling = "belongs to training with loss scaling, which is not there yet; use bf16";
-  static const std::string always = "is not a choice here: reading and writing always overlap the update";
   static const std::vector<RefusedKey> keys = {
       {"fp16.loss_scale", scaling},
       {"fp16.loss_scale_window", scaling},
@@ -271,8 +278,6 @@ const std::vector<RefusedKey>& refused_keys() {
       {"fp16.auto_cast", "is not there: the host chooses the type of each param"},
       {"zero_optimization.cpu_offload_use_pin_memory",
        "was replaced by zero_optimization.offload_optimizer.pin_memory"},
-      {"zero_optimization.offload_optimizer.pipeline_read", always},
-      {"zero_optimization.offload_optimizer.pipeline_write", always},
       {"zero_optimization.reduce_scatter", "is not a choice here: stages 1 to 3 always reduce to the owner"},
       {"zero_optimization.allgather_bucket_size", "is not there: a unit is gathered in one call"},
       {"zero_optimization.allgather_partitions", "is not a choice here"},

@@ -20,12 +20,12 @@ struct Rules {
 
   // `key` changes nothing because of what `cause` says. A file's key that an override made idle is only warned about:
   // the file is right as it stands.
-  void no_effect(const std::string& key, const std::string& cause, const std::string& why) {
+  void no_effect(const std::string& key, const std::string& cause, const std::string& why, bool is_error = true) {
     if (!s.is_given(key)) return;
     const auto spelled = s.spelled.find(key);
     const std::string name = spelled == s.spelled.end() ? key : spelled->second;
     const bool by_override = s.is_override(cause) && !s.is_override(key);
-    const bool warn = by_override || !s.no_effect_is_error;
+    const bool warn = by_override || !s.no_effect_is_error || !is_error;
     (warn ? warnings : errors)
         ->push_back({s.origin(key), "`" + name + "` has no effect: " + why +
                                         (warn ? "" : " (no_effect_keys = \"warn\" lets such keys pass)")});
@@ -59,11 +59,10 @@ struct Rules {
 
   void stage_keys() {
     const int64_t stage = s.zero_optimization.stage;
-    if (stage < 3) {
-      for (const char* key :
-           {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "max_reuse_distance"})
-        no_effect(kZero + key, kZero + "stage", below_stage_3());
-    }
+    const auto only_at_3 = {"prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+                            "max_live_parameters", "max_reuse_distance"};
+    for (const char* key : only_at_3)
+      if (stage < 3) no_effect(kZero + key, kZero + "stage", below_stage_3());
     if (stage < 2)
       no_effect(kZero + "accumulate_locally", kZero + "stage",
                 stage_is() + ", and stages 0 and 1 always accumulate locally; remove it or set stage to 2 or 3");
@@ -85,7 +84,8 @@ struct Rules {
 
   void offload_optimizer() {
     OffloadOptimizerSettings& o = s.zero_optimization.offload_optimizer;
-    tier_keys(kOptimizer, o.device, o.nvme_path, {"buffer_count", "buffer_size", "cpu_state_budget", "fast_init"});
+    tier_keys(kOptimizer, o.device, o.nvme_path,
+              {"buffer_count", "buffer_size", "cpu_state_budget", "fast_init", "pipeline_read", "pipeline_write"});
     device_part(o);
   }
 
@@ -97,6 +97,8 @@ struct Rules {
         no_effect(kOptimizer + key, kOptimizer + "device",
                   "`" + kOptimizer + "device` is \"none\"" + origin + ": all of it is on the device");
       o.split_update = false, o.device_state_budget = 0, o.ratio = 1;  // what remains after a warning must happen
+    } else if (o.ratio == 0) {
+      nothing_offloaded(o);
     } else if (!o.split_update) {
       no_effect(kOptimizer + "split_share", kOptimizer + "split_update", "`" + kOptimizer + "split_update` is false");
     }
@@ -116,12 +118,26 @@ struct Rules {
                                       "give one");
   }
 
+  std::string ratio_is_0() const {
+    return "`" + kOptimizer + "ratio` is 0 (" + s.origin(kOptimizer + "ratio") + "): the device keeps all of the state";
+  }
+
+  void nothing_offloaded(OffloadOptimizerSettings& o) {
+    for (const char* key : {"split_update", "split_share"})
+      no_effect(kOptimizer + key, kOptimizer + "ratio", ratio_is_0());
+    if (o.device == OffloadDevice::kNvme)
+      no_effect(kOptimizer + "cpu_state_budget", kOptimizer + "ratio", ratio_is_0());
+    o.split_update = false, o.cpu_state_budget = 0;
+  }
+
   // Gradients of several micro-batches are added up in host memory where state is offloaded from a device.
   void host_device() {
     const ZeroSettings& z = s.zero_optimization;
     const std::string key = "plugins.host_device", local = ": gradients are not added up in host memory";
     if (z.offload_optimizer.device == OffloadDevice::kNone)
       no_effect(key, kOptimizer + "device", "`" + kOptimizer + "device` is \"none\"" + local);
+    else if (z.offload_optimizer.ratio == 0)
+      no_effect(key, kOptimizer + "ratio", ratio_is_0());
     else if (z.stage < 2)
       no_effect(key, kZero + "stage", stage_is() + local);
     else if (z.accumulate_locally)
@@ -152,6 +168,7 @@ struct Rules {
     }
   }
 
+  // Keys of a disk may stand beside another device: then one word, `device`, moves the state.
   void tier_keys(const std::string& section, OffloadDevice device, const std::string& nvme_path,
                  const std::vector<std::string>& nvme_keys) {
     const std::string at = "`" + section + "device` is ";
@@ -162,8 +179,8 @@ struct Rules {
       return;
     }
     const std::string is = at + (device == OffloadDevice::kCpu ? "\"cpu\"" : "\"none\"") + origin + ", not \"nvme\"";
-    no_effect(section + "nvme_path", section + "device", is);
-    for (const std::string& key : nvme_keys) no_effect(section + key, section + "device", is);
+    no_effect(section + "nvme_path", section + "device", is, false);
+    for (const std::string& key : nvme_keys) no_effect(section + key, section + "device", is, false);
   }
 };
 

@@ -58,6 +58,8 @@ struct OffloadOptimizerSettings {
   int64_t buffer_size = 0;       // elements; 0: chosen by the engine
   int64_t cpu_state_budget = 0;  // bytes: as much of the state stays in host memory
   bool fast_init = false;
+  bool pipeline_read = true;
+  bool pipeline_write = true;
 };
 
 struct OffloadParamSettings {
@@ -78,6 +80,7 @@ struct ZeroSettings {
   int64_t reduce_bucket_size = 0;
   int64_t prefetch_bucket_size = 0;
   int64_t param_persistence_threshold = 0;
+  int64_t model_persistence_threshold = 0;  // of all params that are kept whole
   int64_t max_live_parameters = 0;
   int64_t max_reuse_distance = 0;
   int64_t sub_group_size = 0;

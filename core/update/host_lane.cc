@@ -47,6 +47,7 @@ Status HostLane::run(const std::vector<UpdatePart>& parts, const UnitDoneFn& don
     if (through) STRATA_RETURN_IF_ERROR(wait(buffer(turn).reads));
     STRATA_RETURN_IF_ERROR(update(part, through ? buffer(turn).memory.at(0) : nullptr));
     if (through) STRATA_RETURN_IF_ERROR(write(part, buffer(turn)));
+    if (through && !shape_.writes_behind) STRATA_RETURN_IF_ERROR(wait(buffer(turn).writes));
     turn += through ? 1 : 0;
     if (part.last) STRATA_RETURN_IF_ERROR(end_unit(part, done));
     return finish(done, false);

@@ -20,9 +20,10 @@ class HostLane {
     uint64_t part;   // elements of a part at the most
     uint64_t count;  // 0: as many as fit into kBufferBytes
     uint64_t ahead;
-    uint64_t asked;   // for parts on disk: buffer_size; 0: there are none
-    bool is_given;    // it is not the default
-    std::string why;  // `part` is not what was asked for
+    uint64_t asked;             // for parts on disk: buffer_size; 0: there are none
+    bool is_given;              // it is not the default
+    std::string why;            // `part` is not what was asked for
+    bool writes_behind = true;  // else the next part waits for them
   };
   HostLane(const Layout& layout, const Device& device, const States& states, const Weights& weights,
            const PartUpdate& update, const Buffers& shape, std::chrono::nanoseconds deadline, Counters& counters,

@@ -28,7 +28,8 @@ HostLane::Buffers update_buffers(const Settings& settings) {
   const uint64_t asked = offload.buffer_size > 0 ? static_cast<uint64_t>(offload.buffer_size) : kFromDisk;
   if (asked <= part) why = "in steps of " + std::to_string(kShardElements);
   const auto count = static_cast<uint64_t>(offload.buffer_count);
-  return {round(std::min(part, asked)), count, count / 2, asked, offload.buffer_size > 0, why};
+  const uint64_t ahead = offload.pipeline_read ? count / 2 : 0;
+  return {round(std::min(part, asked)), count, ahead, asked, offload.buffer_size > 0, why, offload.pipeline_write};
 }
 }  // namespace
 

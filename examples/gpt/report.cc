@@ -46,7 +46,8 @@ void Report::gathered() {
   const int64_t stage = int_setting(engine_, "zero_optimization.stage");
   const int64_t passes = stage == 3 ? 2 * int_setting(engine_, "gradient_accumulation_steps") : stage == 0 ? 0 : 1;
   const int64_t threshold = int_setting(engine_, "zero_optimization.param_persistence_threshold");
-  const double bytes = passes == 0 ? 0 : model_.gather_bytes(passes, threshold);
+  const int64_t room = int_setting(engine_, "zero_optimization.model_persistence_threshold");
+  const double bytes = passes == 0 ? 0 : model_.gather_bytes(passes, threshold, room);
   const int world = strata_world(engine_);
   say("  gathered bytes per step: counted %.0f; formula %lld x weight bytes x (%d - 1) / %d = %.0f", counted,
       (long long)passes, world, world, bytes);

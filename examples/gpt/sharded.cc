@@ -198,12 +198,16 @@ std::map<std::string, std::vector<float>> ShardedModel::read_all() {
   return all;
 }
 
-double ShardedModel::gather_bytes(int64_t passes, int64_t threshold) const {
+double ShardedModel::gather_bytes(int64_t passes, int64_t threshold, int64_t room) const {
   const double world = strata_world(engine_), size = dtype_ == STRATA_F32 ? 4 : 2;
   double bytes = 0;
   for (const UnitSpec& unit : units_) {
     for (const ParamSpec& p : unit.params) {
-      if (p.tied_to.empty()) bytes += double(p.elements()) * size * double(p.elements() > threshold ? passes : 1);
+      if (!p.tied_to.empty()) continue;
+      const int64_t elements = p.elements();
+      const bool stays = elements <= threshold && elements <= room;
+      if (stays) room -= elements;
+      bytes += double(elements) * size * double(stays ? 1 : passes);
     }
   }
   return bytes * (world - 1) / world;

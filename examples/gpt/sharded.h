@@ -59,8 +59,8 @@ class ShardedModel {
 
   int unit_count() const { return int(units_.size()); }
   // The ZeRO-3 formula for what a rank gets from others: passes x weight bytes x (world - 1) / world. Params of at most
-  // `threshold` elements stay whole and are gathered once.
-  double gather_bytes(int64_t passes, int64_t threshold) const;
+  // `threshold` elements stay whole, while `room` for them lasts, and are gathered once.
+  double gather_bytes(int64_t passes, int64_t threshold, int64_t room) const;
 
  private:
   strata_tensor tensor(const ParamSpec& spec, void* data, strata_dtype dtype) const;

@@ -90,8 +90,8 @@ class Server {
  public:
   virtual ~Server() = default;
   virtual unsigned threads() const = 0;
-  virtual void serve() = 0;  // returns when the board is over
-  virtual void wake() = 0;
+  virtual void serve() = 0;               // returns when the board is over
+  virtual bool wake() = 0;                // false: it cannot, and the board has ended everything
   virtual int attach(int) { return -1; }  // the slot of a QueueFile
   virtual void detach(int) {}
   virtual int register_memory(void* memory, uint64_t bytes);

@@ -2,6 +2,7 @@
 #include "io/calls.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -20,6 +21,8 @@ constexpr Calls kSystem = {
     ::statx,
     ::fstat,
     ::statvfs,
+    ::unlink,
+    ::eventfd_write,
 };
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <sys/statvfs.h>
 #include <sys/types.h>
 
+#include <cstdint>
+
 namespace strata::io {
 
 // As the functions of these names in POSIX and Linux: -1 and errno.
@@ -24,6 +26,8 @@ struct Calls {
   int (*statx)(int fd, const char* path, int flags, unsigned mask, struct statx* out);
   int (*fstat)(int fd, struct stat* out);
   int (*statvfs)(const char* path, struct statvfs* out);
+  int (*unlink)(const char* path);
+  int (*eventfd_write)(int fd, uint64_t value);
 };
 
 const Calls& calls();

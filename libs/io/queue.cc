@@ -43,13 +43,12 @@ Queue::Queue(const Options& options) : board_(std::make_shared<Board>(options)) 
 Queue::~Queue() {
   board_->wait_until_idle();
   board_->stop();
-  server_->wake();
-  const bool all_back = board_->is_over();
+  const bool all_back = server_->wake() && board_->is_over();
   for (std::thread& thread : threads_) all_back ? thread.join() : thread.detach();
 }
 
 void Queue::submit(Request request) {
-  if (board_->submit(std::move(request))) server_->wake();
+  if (board_->submit(std::move(request))) (void)server_->wake();
 }
 
 int Queue::transfer(Request request) {

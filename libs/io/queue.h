@@ -28,6 +28,11 @@ namespace strata::io {
 class Board;
 class Server;
 
+// What EAGAIN of io_uring itself comes from, as far as a user can do something about it.
+constexpr char kAgainLimits[] =
+    "no kernel thread or memory for io_uring: RLIMIT_NPROC (ulimit -u), kernel.threads-max, the cgroup's pids.max and "
+    "memory.max";
+
 // A file as the queue knows it. Requests keep it open: a disk that answers late must not meet another file.
 struct QueueFile {
   std::shared_ptr<const Fd> fd;

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "io/board.h"
+#include "io/calls.h"
 #include "io/fd.h"
 #include "io/ring_calls.h"
 
@@ -29,8 +30,8 @@ class RingServer : public Server {
     if (ready_) io_uring_queue_exit(&ring_);
   }
 
-  // 0 or an errno.
-  int open(unsigned* depth) {
+  // 0 or an errno. `refused`: what a larger depth failed with.
+  int open(unsigned* depth, int* refused) {
     wake_ = Fd(::eventfd(0, EFD_CLOEXEC));
     if (!wake_) return errno;
     int error = 0;
@@ -38,6 +39,7 @@ class RingServer : public Server {
       error = -ring_calls().setup(*depth + 1, &ring_, 0);  // and the eventfd's read
       const bool too_large = error == ENOMEM || error == EAGAIN;
       if (!too_large || *depth / 2 < kLeastDepth) break;
+      *refused = error;
     }
     if (error) return error;
     ready_ = true;
@@ -50,10 +52,13 @@ class RingServer : public Server {
   }
 
   unsigned threads() const override { return 1; }
-  void wake() override {
-    const uint64_t one = 1;
-    while (::write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  bool wake() override {
+    while (calls().eventfd_write(wake_.get(), 1) != 0) {
+      if (errno == EINTR) continue;
+      board_->fail_all(errno);
+      return false;
     }
+    return true;
   }
 
   int attach(int fd) override {
@@ -216,6 +221,7 @@ std::string reason(int error) {
   if (error == EPERM || error == EACCES) return "the kernel forbids io_uring (kernel.io_uring_disabled, or seccomp)";
   if (error == ENOSYS) return "the kernel has no io_uring";
   if (error == ENOMEM) return "io_uring found no memory (RLIMIT_MEMLOCK)";
+  if (error == EAGAIN) return kAgainLimits;
   return std::string("io_uring: ") + std::strerror(error);
 }
 
@@ -224,12 +230,13 @@ std::string reason(int error) {
 std::shared_ptr<Server> make_ring_server(std::shared_ptr<Board> board, unsigned depth, std::string* remark) {
   auto server = std::make_shared<RingServer>(std::move(board));
   const unsigned wanted = depth;
-  if (const int error = server->open(&depth)) {
+  int refused = 0;
+  if (const int error = server->open(&depth, &refused)) {
     *remark = reason(error);
     return nullptr;
   }
   if (depth < wanted) {
-    *remark = "io_uring of depth " + std::to_string(depth) + ", not " + std::to_string(wanted) + ": " + reason(ENOMEM);
+    *remark = "io_uring of depth " + std::to_string(depth) + ", not " + std::to_string(wanted) + ": " + reason(refused);
   }
   return server;
 }

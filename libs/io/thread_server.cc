@@ -17,7 +17,7 @@ class ThreadServer : public Server {
     board_->set_slots(threads_);
   }
   unsigned threads() const override { return threads_; }
-  void wake() override {}
+  bool wake() override { return true; }
 
   void serve() override {
     unsigned slot;

@@ -122,6 +122,14 @@ Disk::Room Disk::room() const {
 
 uint64_t Disk::free_bytes() const { return free_in(ask(directory_.path())); }
 
+std::string Disk::text_of(int error) const {
+  if (error == EAGAIN) return io::kAgainLimits;
+  if (error != ETIMEDOUT) return std::strerror(error);
+  return "the disk did not answer within " + plugin_kit::Deadline(settings_.queue.deadline).text();
+}
+
+uint64_t Disk::host_bytes() { return kZeros; }
+
 bool Disk::is_linked(const Segment& segment) const {
   struct stat s {};
   return calls().fstat(segment.file.fd->get(), &s) != 0 || s.st_nlink > 1;
@@ -216,7 +224,10 @@ Segment* Disk::add_segment() {
 
 void Disk::remove_segment(Segment* segment) {
   queue_->detach(segment->file);
-  ::unlink(segment->path.c_str());
+  if (calls().unlink(segment->path.c_str()) != 0) {
+    log_(STRATA_LOG_WARN, segment->path + " could not be removed (" + std::strerror(errno) +
+                              "): nothing uses it, and it takes its space until the job is over");
+  }
   segments_.erase(
       std::find_if(segments_.begin(), segments_.end(), [segment](const auto& each) { return each.get() == segment; }));
 }
@@ -266,7 +277,7 @@ void Disk::zero(const Run& run, bool used_before) {
 Disk::Speed Disk::measure(std::chrono::milliseconds length) {
   Speed speed;
   if (length.count() > 0) {
-    const uint64_t bytes = settings_.queue.depth * kZeros;
+    const uint64_t bytes = kMeasured * kZeros;
     const auto free = [bytes](char* p) { host_memory::release(p, bytes); };
     const std::unique_ptr<char, decltype(free)> memory(static_cast<char*>(host_memory::allocate(bytes)), free);
     if (!memory) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", bytes, " bytes for a probe");
@@ -295,7 +306,7 @@ void Disk::remove_probe() {
 
 double Disk::rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled) {
   const uint64_t piece = std::min(kZeros, probe_bytes_);
-  const io::Load load{probe_, probe_bytes_, memory, settings_.queue.depth, piece, read, write, filled};
+  const io::Load load{probe_, probe_bytes_, memory, kMeasured, piece, read, write, filled};
   const io::LoadResult result = io::run_load(*queue_, load, length);
   if (result.error) raise_errno(result.error, join("probe (", write ? "write" : "read", ")"), directory_.path());
   return result.rate;

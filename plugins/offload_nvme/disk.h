@@ -50,6 +50,7 @@ class Disk {
   const std::string& path() const { return path_; }
   const io::DirectRule& rule() const { return rule_; }
   io::Queue& queue() { return *queue_; }
+  static uint64_t host_bytes();  // that it keeps
   // What is free on its file system, which one that is, and what will be free once nobody measures at this path.
   struct Room {
     uint64_t free, probes;
@@ -57,6 +58,7 @@ class Disk {
   };
   Room room() const;
   uint64_t free_bytes() const;
+  std::string text_of(int error) const;  // of a transfer
 
   // Transfers of this memory, which stays until it is unregistered, cost less from now on, if the kernel allows.
   void register_memory(void* memory, uint64_t bytes);
@@ -69,11 +71,13 @@ class Disk {
   bool is_linked(const Segment& segment) const;  // or cannot be asked
   uint64_t spare_bytes() const;
 
+  static constexpr unsigned kMeasured = 8;  // pieces on their way: enough for any disk to be as fast as it can
   struct Speed {
     double read = 0, write = 0, mixed = 0;  // bytes per second
     double latency = 0;                     // seconds, of one small read
   };
   // Writes and reads the probe file for about this long, and removes it; 0: removes it. Raises what the disk says.
+  // Takes kMeasured pieces of a MiB meanwhile.
   Speed measure(std::chrono::milliseconds length);
 
  private:
@@ -86,7 +90,7 @@ class Disk {
   void remove_segment(Segment* segment);
   void grow(Segment* segment, uint64_t bytes);
   void zero(const Run& run, bool used_before);
-  // `memory` has a piece for every place of the queue; `filled` is how far the file has been written.
+  // `memory` has kMeasured pieces; `filled` is how far the file has been written.
   double rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled);
   double latency(char* memory, uint64_t filled);
 

@@ -4,12 +4,13 @@
 // lie (regions.h); transfers cut a range into what goes where (transfers.h).
 //
 // Threads: caps runs beside everything; the rest as the header says. Completions come from threads of the queues.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <set>
 #include <sstream>
 
 #include "plugin_kit/io_range.h"
@@ -41,6 +42,7 @@ struct strata_offload {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kRounding = 64;          // of the budget: what whole blocks may take beside the bytes asked for
 constexpr uint64_t kLeastAlignment = 4096;  // the core's shards are multiples of it
 
 // "a, b" -> {"a", "b"}
@@ -69,7 +71,7 @@ struct Settings {
   Disk::Settings disk;
   uint64_t budget = 0;
   std::chrono::milliseconds probe{};
-  bool checksum = false, needs_ring = false;
+  bool checksum = false, needs_ring = false, links = false;
 };
 
 std::vector<double> read_weights(const std::string& text, size_t count) {
@@ -92,17 +94,28 @@ std::vector<double> read_weights(const std::string& text, size_t count) {
   return weights;
 }
 
+// Of one directory under several names. What is not there is for who opens it to say.
+void refuse_twins(const std::vector<std::string>& paths) {
+  std::map<std::pair<dev_t, ino_t>, std::string> known;
+  for (const std::string& path : paths) {
+    struct stat s {};
+    if (::stat(path.c_str(), &s) != 0) continue;
+    const auto [first, is_new] = known.emplace(std::pair(s.st_dev, s.st_ino), path);
+    if (is_new) continue;
+    raise(STRATA_INVALID_ARGUMENT, "option nvme_path names a directory twice: ", first->second, " and ", path);
+  }
+}
+
 Settings read_settings(const Options& options, int64_t deadline_ns) {
   Settings s;
   s.paths = list(options.text("nvme_path", ""));
   if (s.paths.empty()) raise(STRATA_INVALID_ARGUMENT, "option nvme_path names no directory");
-  if (std::set<std::string>(s.paths.begin(), s.paths.end()).size() < s.paths.size()) {
-    raise(STRATA_INVALID_ARGUMENT, "option nvme_path = \"", options.text("nvme_path", ""), "\" names a path twice");
-  }
+  refuse_twins(s.paths);
   s.weights = read_weights(options.text("weights", ""), s.paths.size());
   s.budget = whole_number(options, "budget_bytes", 0, 0, INT64_MAX);
   s.probe = std::chrono::milliseconds(whole_number(options, "probe_ms", 500, 0, 10'000));
   s.checksum = options.flag("checksum", false);
+  s.links = options.flag("links", false);
   s.disk.fast_init = options.flag("fast_init", false);
   s.disk.queue.depth = static_cast<unsigned>(whole_number(options, "queue_depth", 32, 1, 1024));
   s.disk.queue.block_bytes = whole_number(options, "block_bytes", kMiB, 65536, 64 * kMiB) / 65536 * 65536;
@@ -129,7 +142,7 @@ std::vector<double> shares_of(const Settings& s, const std::vector<Disk::Speed>&
 
 // What fits: no file system takes more than the shares of the disks on it. Ranks of a machine share the free space.
 void choose_budget(const Settings& s, const strata_open_args& args, const std::vector<std::unique_ptr<Disk>>& disks,
-                   const std::vector<double>& shares, Regions::Settings* out) {
+                   const std::vector<double>& shares, const LogFn& log, Regions::Settings* out) {
   const int32_t ranks = std::max(args.local_world, 1);
   std::map<unsigned long, double> share_of;
   std::map<unsigned long, uint64_t> probes_of;
@@ -148,7 +161,11 @@ void choose_budget(const Settings& s, const strata_open_args& args, const std::v
     if (free / share < static_cast<double>(fits)) fits = static_cast<uint64_t>(free / share);
     room += join(disks[d]->path(), " has ", bytes, " bytes free and a share of ", shares[d], ", ");
   }
-  room += share_of.size() < disks.size() ? "some paths are of one file system, " : "";
+  if (share_of.size() < disks.size()) {
+    room += "some paths are of one file system, ";
+    log(args.rank > 0 ? STRATA_LOG_DEBUG : STRATA_LOG_INFO,
+        "some paths of nvme_path are of one file system: they share its room, and are no faster than one of them");
+  }
   room += join("rank ", std::max(args.rank, 0), " is one of ", ranks, " on this machine");
   if (s.budget > fits) {
     raise(STRATA_RESOURCE_EXHAUSTED, "budget_bytes = ", s.budget, " and only ", fits, " bytes fit: ", room);
@@ -158,6 +175,9 @@ void choose_budget(const Settings& s, const strata_open_args& args, const std::v
       s.budget > 0
           ? join("the limit is option budget_bytes, not the disks: there ", fits, " bytes fit (", room, "); raise it")
           : join("the limit is what the disks have free (", room, "); free some, name more disks");
+  if (!s.links) return;
+  out->spare = out->budget / 2 + out->budget / kRounding;
+  out->budget_reason += join("; of ", out->budget, " bytes option links keeps ", out->spare, " for linked files");
 }
 
 std::string describe(const Disk& disk, const Disk::Speed& speed, double share, bool ring) {
@@ -206,7 +226,7 @@ std::unique_ptr<strata_offload> open_tier(const strata_open_args* args) {
   Regions::Settings regions;
   regions.segment_bytes = s.disk.segment_bytes;
   regions.block = block;
-  choose_budget(s, *args, self->disks, shares, &regions);
+  choose_budget(s, *args, self->disks, shares, log, &regions);
   regions.checksum = s.checksum;
   log(args->rank > 0 ? STRATA_LOG_DEBUG : STRATA_LOG_INFO, describe(s, regions.budget));
   std::vector<Disk*> disks;
@@ -234,6 +254,9 @@ strata_status STRATA_CALL offload_caps(strata_offload* self, strata_offload_caps
   for (const auto& disk : self->disks) busy += disk->queue().busy();
   out->busy_ns = static_cast<uint64_t>(busy.count()) / self->disks.size();
   if (STRATA_HAS(out, strata_offload_caps, budget_reason)) out->budget_reason = self->regions->budget_reason().c_str();
+  if (!STRATA_HAS(out, strata_offload_caps, host_bytes_per_mib)) return STRATA_OK;
+  out->host_bytes = self->disks.size() * Disk::host_bytes() + Transfers::host_bytes();
+  out->host_bytes_per_mib = self->regions->host_bytes_per_mib();
   return STRATA_OK;
 }
 

@@ -29,11 +29,12 @@ std::vector<size_t> Regions::deal(uint64_t bytes) {
   return order;
 }
 
-void Regions::check_budget(const std::string& label, uint64_t bytes, const char* what) const {
-  const uint64_t in_use = used();
-  if (in_use <= settings_.budget && bytes <= settings_.budget - in_use) return;
-  raise(STRATA_RESOURCE_EXHAUSTED, "\"", label, "\": ", bytes, " bytes wanted", what, ", ", in_use,
-        " of the budget of ", settings_.budget, " used; ", settings_.budget_reason);
+// `what` is given where it is spare space: for it there is all of the budget.
+void Regions::check_budget(const std::string& label, uint64_t bytes, const std::string& what) const {
+  const uint64_t taken = what.empty() ? used() : used_beside(0), all = what.empty() ? budget() : settings_.budget;
+  if (taken <= all && bytes <= all - taken) return;
+  raise(STRATA_RESOURCE_EXHAUSTED, "\"", label, "\": ", bytes, " bytes wanted", what, ", ", taken, " of the budget of ",
+        all, " used; ", settings_.budget_reason);
 }
 
 strata_region Regions::make(uint64_t bytes, const char* label) {
@@ -77,7 +78,9 @@ strata_region Regions::make(uint64_t bytes, const char* label) {
 void Regions::move_stripe(Region& region, uint64_t stripe, uint64_t from, uint64_t to) const {
   const std::shared_ptr<const Room> old = region.stripes[stripe];
   const Run& run = old->run;
-  check_budget(region.label, run.bytes, (" to write what " + run.segment->path + ", which is linked, holds").c_str());
+  check_budget(region.label, run.bytes,
+               " to write what " + run.segment->path + ", which is linked, holds" +
+                   (settings_.spare > 0 ? "" : " (option links = true keeps room for that from the start)"));
   try {
     const auto fresh = std::make_shared<Room>(old->disk, old->disk->take(run.bytes, false));
     while (const uint32_t under_way = old->writes) old->writes.wait(under_way);
@@ -85,8 +88,8 @@ void Regions::move_stripe(Region& region, uint64_t stripe, uint64_t from, uint64
     old->disk->copy(run, fresh->run, to, run.bytes - to);
     region.stripes[stripe] = fresh;
   } catch (const plugin_kit::Error& e) {
-    raise(e.code(), "\"", region.label, "\": fresh room for what ", run.segment->path,
-          ", which is linked, holds: ", e.text());
+    raise(e.code(), "\"", region.label, "\": fresh room for ", run.bytes, " bytes of ", run.segment->path,
+          ", which is linked: ", e.text());
   }
 }
 
@@ -150,11 +153,19 @@ std::shared_ptr<Region> Regions::find(strata_region id) const {
   return found == regions_.end() ? nullptr : found->second;
 }
 
-uint64_t Regions::used() const {
-  uint64_t spare = 0;
-  for (const Disk* disk : disks_) spare += disk->spare_bytes();
+// Of a stripe: the pointer to its room, and the room with the count of who holds it, each with what malloc adds.
+uint64_t Regions::host_bytes_per_mib() const {
+  constexpr uint64_t kMiB = uint64_t{1} << 20, kStripe = sizeof(std::shared_ptr<const Room>) + sizeof(Room) + 48;
+  const uint64_t hashes = settings_.checksum ? kMiB / settings_.block * sizeof(uint64_t) : 0;
+  return kMiB / settings_.stripe_bytes * kStripe + hashes;
+}
+
+// Regions, and what spare space there is beyond these bytes.
+uint64_t Regions::used_beside(uint64_t spare) const {
+  uint64_t there = 0;
+  for (const Disk* disk : disks_) there += disk->spare_bytes();
   std::lock_guard lock(mutex_);
-  return used_ + spare;
+  return used_ + there - std::min(there, spare);
 }
 
 }  // namespace strata::offload_nvme

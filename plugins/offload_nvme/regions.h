@@ -6,7 +6,8 @@
 // somebody links moves the stripe first: it gets fresh room, what the write leaves of it is copied, and the old bytes
 // stay as they are.
 //
-// Budgets count the bytes asked for, and spare space (disk.h); room is taken in whole blocks.
+// Budgets count the bytes asked for, and spare space (disk.h); room is taken in whole blocks. Where links are
+// announced, regions leave a part of the budget to spare space.
 //
 // Threads: `make` and `drop` come from one caller at a time; the others may run beside them.
 #pragma once
@@ -45,6 +46,7 @@ class Regions {
     uint64_t segment_bytes = uint64_t{1} << 30;  // a multiple of the stripe
     uint64_t block = 4096;
     uint64_t budget = 0;
+    uint64_t spare = 0;         // of the budget, what regions do not take
     std::string budget_reason;  // as in strata_offload_caps
     bool checksum = false;
   };
@@ -60,14 +62,18 @@ class Regions {
   Places places(Region& region, bool write, uint64_t offset, uint64_t bytes) const;
   static void let_go(Places& places, bool write);
 
-  uint64_t used() const;
-  uint64_t budget() const { return settings_.budget; }
+  // Host memory of the index and the checksums of a MiB of regions, rounded up.
+  uint64_t host_bytes_per_mib() const;
+
+  uint64_t used() const { return used_beside(settings_.spare); }  // of budget()
+  uint64_t budget() const { return settings_.budget - settings_.spare; }
   const std::string& budget_reason() const { return settings_.budget_reason; }
   uint64_t block() const { return settings_.block; }
 
  private:
   std::vector<size_t> deal(uint64_t bytes);
-  void check_budget(const std::string& label, uint64_t bytes, const char* what) const;
+  uint64_t used_beside(uint64_t spare) const;
+  void check_budget(const std::string& label, uint64_t bytes, const std::string& what) const;
   void make_writable(Region& region, uint64_t offset, uint64_t bytes) const;
   void move_stripe(Region& region, uint64_t stripe, uint64_t from, uint64_t to) const;
 

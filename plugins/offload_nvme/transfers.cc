@@ -43,6 +43,8 @@ Transfers::Transfers(const strata_host* host, const Regions& regions, uint64_t m
   if (!sync_) raise(STRATA_FAILED_PRECONDITION, "the host lacks " STRATA_HOST_SYNC);
 }
 
+uint64_t Transfers::host_bytes() { return kBuffer; }
+
 Transfers::~Transfers() { host_memory::release(buffer_, kBuffer); }
 
 void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
@@ -103,9 +105,10 @@ void Transfers::end_part(const std::shared_ptr<Job>& job, const Places::Part& pa
   if (error) {
     std::lock_guard lock(job->mutex);
     if (job->error.ok()) {
-      job->error = {plugin_kit::status_of_errno(error),
-                    job->text(join(job->write ? "write " : "read ", part.room->run.segment->path, ", ", part.bytes,
-                                   " bytes at ", part.offset, ", ", moved, " moved: ", std::strerror(error)))};
+      job->error = {
+          plugin_kit::status_of_errno(error),
+          job->text(join(job->write ? "write " : "read ", part.room->run.segment->path, ", ", part.bytes, " bytes at ",
+                         part.offset, ", ", moved, " moved: ", part.room->disk->text_of(error)))};
     }
   }
   if (job->left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

@@ -23,6 +23,7 @@ class Transfers {
   Transfers(const Transfers&) = delete;
 
   static constexpr uint32_t kMostInFlight = 1024;
+  static uint64_t host_bytes();  // that it keeps
   bool is_full() const { return in_flight_.load(std::memory_order_relaxed) >= kMostInFlight; }
 
   // `done` NULL: the bytes have moved on return. Raises what can be known before anything is under way.

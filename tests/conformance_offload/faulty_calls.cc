@@ -1,10 +1,12 @@
 #include "faulty_calls.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <type_traits>
 
 #include "io/calls.h"
 
@@ -23,7 +25,7 @@ void Faults::clear() {
   short_transfers = false;
   interrupt_every = 0;
   alignment = 0;
-  hang = false;
+  hang = stuck_reads = stuck_writes = false;
   fixed = plain = 0;
   direct_bytes = 0;
 }
@@ -50,8 +52,13 @@ int Faults::of(const char* call) {
   return error_;
 }
 
-int Faults::of_transfer(const char* call) {
+int Faults::of_transfer(const char* call, bool write) {
   while (hang) ::usleep(1000);
+  const std::atomic<bool>& stuck = write ? stuck_writes : stuck_reads;
+  if (stuck) {
+    while (stuck) ::usleep(1000);
+    return EIO;
+  }
   if (const int error = of(call)) return error;
   const unsigned n = transfers_++;
   if (interrupt_every > 0 && n % static_cast<unsigned>(interrupt_every) == 0) return n % 2 ? EINTR : EAGAIN;
@@ -84,7 +91,7 @@ ssize_t transfer(const char* name, Real real, int fd, Data data, size_t bytes, o
     errno = EINVAL;
     return -1;
   }
-  errno = faults().of_transfer(name);
+  errno = faults().of_transfer(name, std::is_same_v<Data, const void*>);
   if (errno) return -1;
   const ssize_t n = real(fd, data, faults().shortened(bytes), offset);
   if (n > 0 && is_direct(fd)) faults().direct_bytes += static_cast<uint64_t>(n);
@@ -106,6 +113,8 @@ constexpr io::Calls kFaulty = {
     },
     [](int fd, struct stat* out) { return failed("fstat") ? -1 : ::fstat(fd, out); },
     [](const char* path, struct statvfs* out) { return failed("statvfs") ? -1 : ::statvfs(path, out); },
+    [](const char* path) { return failed("unlink") ? -1 : ::unlink(path); },
+    [](int fd, uint64_t value) { return failed("eventfd_write") ? -1 : ::eventfd_write(fd, value); },
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ class Faults {
   std::atomic<int> interrupt_every{0};       // each nth transfer ends with EINTR or EAGAIN
   std::atomic<uint64_t> alignment{0};        // direct transfers at other multiples are EINVAL, statx knows nothing
   std::atomic<bool> hang{false};             // transfers do not end before this is false again
+  std::atomic<bool> stuck_reads{false}, stuck_writes{false};  // the same, and then they fail: their memory may be gone
 
   std::atomic<uint64_t> direct_bytes{0};  // moved by pread and pwrite with O_DIRECT, since clear
 
@@ -34,7 +35,7 @@ class Faults {
   // For the tables: the errno of this call, 0 when it works.
   int of(const char* call);
   // The same of a transfer, which may also hang or be interrupted.
-  int of_transfer(const char* call);
+  int of_transfer(const char* call, bool write);
   // How much of a transfer happens.
   uint64_t shortened(uint64_t bytes) const;
   uint64_t unit() const { return std::max<uint64_t>(4096, alignment); }  // less never moves

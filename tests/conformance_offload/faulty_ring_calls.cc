@@ -7,11 +7,34 @@ namespace {
 
 constexpr uint64_t kWake = UINT64_MAX;  // as in ring_server.cc: no transfer
 
+// Which of the pieces on their way are writes, by the ring and their tag.
+class Directions {
+ public:
+  void set(const io_uring* ring, uint64_t tag, bool write) {
+    std::lock_guard lock(mutex_);
+    writes_[{ring, tag}] = write;
+  }
+  bool is_write(const io_uring* ring, uint64_t tag) {
+    std::lock_guard lock(mutex_);
+    return writes_[{ring, tag}];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<const io_uring*, uint64_t>, bool> writes_;
+};
+
+Directions& directions() {
+  static Directions* const all = new Directions;  // as faults()
+  return *all;
+}
+
 int next(io_uring* ring, io_uring_cqe** cqe, bool wait) {
   if (const int error = faults().of(wait ? "wait" : "peek")) return -error;
   const int code = wait ? io_uring_wait_cqe(ring, cqe) : io_uring_peek_cqe(ring, cqe);
   if (code < 0 || io_uring_cqe_get_data64(*cqe) == kWake || (*cqe)->res <= 0) return code;
-  if (const int error = faults().of_transfer("completion")) (*cqe)->res = -error;
+  const bool write = directions().is_write(ring, io_uring_cqe_get_data64(*cqe));
+  if (const int error = faults().of_transfer("completion", write)) (*cqe)->res = -error;
   return code;
 }
 
@@ -28,7 +51,9 @@ void count(const io_uring* ring) {
   for (unsigned i = ring->sq.sqe_head; i != ring->sq.sqe_tail; ++i) {
     const io_uring_sqe& entry = ring->sq.sqes[i & *ring->sq.kring_mask];
     const bool fixed = entry.opcode == IORING_OP_READ_FIXED || entry.opcode == IORING_OP_WRITE_FIXED;
-    if (entry.user_data != kWake) ++(fixed ? faults().fixed : faults().plain);
+    if (entry.user_data == kWake) continue;
+    ++(fixed ? faults().fixed : faults().plain);
+    directions().set(ring, entry.user_data, entry.opcode == IORING_OP_WRITE || entry.opcode == IORING_OP_WRITE_FIXED);
   }
 }
 

@@ -241,7 +241,14 @@ TEST(OffloadNvme, RefusesOptions) {
     return reason(STRATA_INVALID_ARGUMENT);
   };
   EXPECT_THAT(refused(Options()), HasSubstr("nvme_path names no directory"));
-  EXPECT_THAT(refused(at(dir.path + ", " + dir.path)), HasSubstr("twice"));
+  const DiskDir other;
+  const std::string same = fs::path(dir.path).parent_path() / "." / fs::path(dir.path).filename(),
+                    link = other.path + "/l";
+  fs::create_directory_symlink(dir.path, link);
+  for (const std::string& twin : {dir.path, dir.path + "/", same, link}) {
+    EXPECT_THAT(refused(at(dir.path + ", " + twin)), AllOf(HasSubstr("twice"), HasSubstr(" and " + twin)));
+  }
+  fs::remove(link);
   EXPECT_THAT(refused(at(dir.path, "posix")), HasSubstr("io = \"posix\""));
   EXPECT_THAT(refused(at(dir.path).set("budget_bytes", -1)), HasSubstr("budget_bytes = -1"));
   EXPECT_THAT(refused(at(dir.path).set("queue_depth", 0)), HasSubstr("queue_depth = 0"));
@@ -282,8 +289,41 @@ TEST(OffloadNvme, RoomIsThatOfTheFileSystem) {
   ASSERT_EQ(tier.open(at(a.path).set("probe_ms", 0)), STRATA_OK);
   const auto alone = static_cast<double>(tier.caps().budget_bytes);
   tier.close();
+  EXPECT_EQ(mentions(tier, "of one file system"), 0u);
   ASSERT_EQ(tier.open(at(a.path + ", " + b.path).set("probe_ms", 0)), STRATA_OK);
+  EXPECT_EQ(mentions(tier, "of one file system: they share its room"), 1u);
   EXPECT_NEAR(static_cast<double>(tier.caps().budget_bytes) / alone, 1.0, 0.3);  // others write there, too
+}
+
+// Most of it is what the system gives a disk's directories and zeros; the index and the hashes grow with the regions.
+TEST(OffloadNvme, SaysWhatItKeepsInHostMemory) {
+  DiskDir a, b;
+  for (const bool checksum : {false, true}) {
+    Tier tier("offload_nvme");
+    ASSERT_EQ(tier.open(at(a.path + "," + b.path).set("checksum", checksum)), STRATA_OK);
+    EXPECT_EQ(tier.caps().host_bytes, 2 * kMiB + 2 * kMiB) << "zeros of each disk, one buffer";
+    const uint64_t hashes = checksum ? kMiB / 4096 * 8 : 0, index = tier.caps().host_bytes_per_mib - hashes;
+    EXPECT_GT(index, 16u);
+    EXPECT_LT(index, 256u);
+  }
+}
+
+// The measurement does not take more where the queue is deeper.
+TEST(OffloadNvme, MeasuresWithLittleMemory) {
+  const auto peak = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("VmHWM:", 0) == 0) return std::stoull(line.substr(6)) * 1024;
+    }
+    return 0ull;
+  };
+  DiskDir dir;
+  if (!(std::ofstream("/proc/self/clear_refs") << 5 << std::flush)) GTEST_SKIP() << "the peak cannot be reset";
+  const uint64_t before = peak();
+  Tier tier("offload_nvme");
+  ASSERT_EQ(tier.open(at(dir.path, "auto", 50).set("queue_depth", 1024)), STRATA_OK);
+  EXPECT_GT(peak(), 0u);
+  EXPECT_LT(peak() - before, 24 * kMiB);
 }
 
 TEST(OffloadNvme, KeepsItsBudget) {
@@ -491,6 +531,27 @@ TEST_P(Linked, SegmentsAreNotUsedForOthers) {
   EXPECT_EQ(kept.read_all(), "");
 }
 
+// Whoever says that he will link is refused at the start, with the numbers, and not by a write after the link.
+TEST_P(Linked, SpareSpaceIsKeptFromTheStartWhereLinksAreAnnounced) {
+  const auto options = at(dir.path, GetParam()).set("budget_bytes", int64_t(20 * kMiB)).set("links", true);
+  ASSERT_EQ(tier.open(options), STRATA_OK);
+  const uint64_t budget = tier.caps().budget_bytes;
+  EXPECT_GE(budget, 9 * kMiB);
+  EXPECT_LE(budget, 10 * kMiB);
+  EXPECT_THAT(tier.caps().budget_reason, AllOf(HasSubstr("option links keeps"), HasSubstr(std::to_string(20 * kMiB))));
+  strata_region none = 0;
+  ASSERT_EQ(tier.api->alloc(tier.self, budget + 1, "layer7 master", &none), STRATA_RESOURCE_EXHAUSTED);
+  EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED), AllOf(HasSubstr("layer7 master"), HasSubstr("option links keeps")));
+  Shadow region(tier, budget, 1);
+  std::vector<std::unique_ptr<Links>> kept;
+  for (int generation = 0; generation < 4; ++generation) {
+    ASSERT_EQ(region.write(0, budget), "") << generation;
+    EXPECT_LE(tier.caps().used_bytes, budget);
+    kept.push_back(std::make_unique<Links>(std::vector<std::string>{dir.path}));
+  }
+  for (const auto& links : kept) EXPECT_EQ(links->changed(), 0u);
+}
+
 TEST_P(Linked, SegmentsCostSpareSpaceOfTheBudget) {
   ASSERT_EQ(tier.open(at(dir.path, GetParam()).set("budget_bytes", int64_t(10 * kMiB))), STRATA_OK);
   Shadow region(tier, 8 * kMiB, 1);
@@ -506,9 +567,10 @@ TEST_P(Linked, SegmentsCostSpareSpaceOfTheBudget) {
     Event done = Event::create();
     ASSERT_EQ(tier.write(region.region, 2 * kMiB, memory, 4096, done.get()), STRATA_RESOURCE_EXHAUSTED);
     std::free(memory);
-    EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED), AllOf(HasSubstr("layer3 exp_avg"), HasSubstr("1048576 bytes wanted"),
-                                                         HasSubstr("segment-0, which is linked"),
-                                                         HasSubstr(std::to_string(10 * kMiB)), HasSubstr(dir.path)));
+    EXPECT_THAT(reason(STRATA_RESOURCE_EXHAUSTED),
+                AllOf(HasSubstr("layer3 exp_avg"), HasSubstr("1048576 bytes wanted"),
+                      HasSubstr("option links = true keeps room"), HasSubstr("segment-0, which is linked"),
+                      HasSubstr(std::to_string(10 * kMiB)), HasSubstr(dir.path)));
     EXPECT_FALSE(done->is_set());
     EXPECT_EQ(region.read_all(), "") << "what could not be written is as it was";
     EXPECT_EQ(links.changed(), 0u);

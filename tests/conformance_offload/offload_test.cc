@@ -191,6 +191,19 @@ TEST_P(Offload, KeepsHowLongItWasBusyOrSaysNothing) {
   EXPECT_EQ(older.busy_ns, 12345u);
 }
 
+TEST_P(Offload, SaysTheSameOfItsOwnMemoryHoweverMuchIsInIt) {
+  const strata_offload_caps empty = tier.caps();
+  tier.alloc(5 << 20);
+  const strata_offload_caps full = tier.caps();
+  EXPECT_EQ(full.host_bytes, empty.host_bytes);
+  EXPECT_EQ(full.host_bytes_per_mib, empty.host_bytes_per_mib);
+  strata_offload_caps older{};  // of a host that does not know the fields
+  older.struct_size = offsetof(strata_offload_caps, host_bytes);
+  older.host_bytes = older.host_bytes_per_mib = 12345;
+  ASSERT_EQ(tier.api->caps(tier.self, &older), STRATA_OK);
+  EXPECT_EQ(older.host_bytes + older.host_bytes_per_mib, 24690u);
+}
+
 class RegisteredMemory : public Offload {
  protected:
   static constexpr uint64_t kBytes = 3 << 20, kBlock = 4096;

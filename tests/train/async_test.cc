@@ -3,29 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <thread>
 
-#include "strata/draft/fault_control.h"
+#include "tests/train/by_hand.h"
+#include "tests/train/gates.h"
 #include "tests/train/reference.h"
 
 namespace strata::test {
 namespace {
-
-const strata_fault_control_api* control(strata_engine* e, const char* role) {
-  const void* table = nullptr;
-  EXPECT_EQ(strata_get_plugin_interface(e, role, STRATA_FAULT_CONTROL, &table), STRATA_OK) << strata_last_error();
-  return static_cast<const strata_fault_control_api*>(table);
-}
-
-template <class Condition>
-bool eventually(Condition condition) {
-  for (int i = 0; i < 5000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
 
 Trial held_optimizer(const std::string& tag, const std::string& rules, int world, int stage) {
   Trial t;
@@ -38,53 +23,88 @@ Trial held_optimizer(const std::string& tag, const std::string& rules, int world
   return t;
 }
 
-std::string one_step(strata_engine* e, const Model& m, int step, int rank) {
-  std::string error = micro_batch(e, m, step, 0, rank, UINT32_MAX);
+std::string one_step(strata_engine* e, const Model& m, int step, int rank, Gpu* gpu = nullptr) {
+  std::string error = micro_batch(e, m, step, 0, rank, UINT32_MAX, gpu);
   if (error.empty() && strata_step(e, nullptr) != STRATA_OK) error = strata_last_error();
   return error;
 }
 
-// Forward order of odd_model: embed (unit 0), layer0, layer1, layer2, head (feeds embed). Each unit is one or two
-// optimizer calls: units of one trainable segment make one, layer1 and head have bf16 and fp32 (head: fp32 alone).
-void fetch_waits_per_unit(int world, int stage) {
-  const std::string tag = "gate_s" + std::to_string(stage) + "_w" + std::to_string(world);
-  Trial t = held_optimizer(tag, "optimizer.step:2:hold=" + tag, world, stage);
+// Of a trial whose optimizer calls are held at the gate `tag`, from the first of unit 1 on.
+void fetch_waits_per_unit(Trial t, const std::string& tag, const char* role) {
   std::atomic<int> before_gate{0}, fetched_late{0};
-  t.body = [&](int rank, strata_engine* e) {
-    const Model m = odd_model();
-    ASSERT_EQ(build_model(e, m), "");
-    ASSERT_EQ(one_step(e, m, 1, rank), "");  // returns although the second update is held
-    const auto* gates = control(e, "optimizer");
+  t.gpu_body = [&](int rank, strata_engine* e, Gpu* gpu) {
+    ASSERT_EQ(build_model(e, t.model), "");
+    ASSERT_EQ(one_step(e, t.model, 1, rank, gpu), "");  // returns although an update is held
+    const auto* gates = control(e, role);
     ASSERT_NE(gates, nullptr);
-    ASSERT_EQ(strata_fetch(e, 0, nullptr), STRATA_OK) << strata_last_error();  // its own update is done
-    ASSERT_EQ(strata_release(e, 0, nullptr), STRATA_OK);
+    const strata_stream* stream = gpu ? gpu->stream() : nullptr;
+    ASSERT_EQ(strata_fetch(e, 0, stream), STRATA_OK) << strata_last_error();  // its own update is done
+    if (gpu) gpu->sync();                                                     // and what the stream waits for
+    ASSERT_EQ(strata_release(e, 0, stream), STRATA_OK);
     ++before_gate;
     std::thread opener;
     if (rank == 0) {
       opener = std::thread([&] {
-        ASSERT_TRUE(eventually(
-            [&] { return before_gate == world && gates->waiting(tag.c_str()) == static_cast<uint64_t>(world); }));
+        EXPECT_TRUE(eventually(
+            [&] { return before_gate == t.world && gates->waiting(tag.c_str()) == static_cast<uint64_t>(t.world); }));
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         EXPECT_EQ(fetched_late, 0) << "a fetch returned while its unit's update was held";
         gates->open_gate(tag.c_str());
       });
     }
-    ASSERT_EQ(strata_fetch(e, 1, nullptr), STRATA_OK) << strata_last_error();
+    EXPECT_EQ(strata_fetch(e, 1, stream), STRATA_OK) << strata_last_error();
+    if (gpu) gpu->sync();
     ++fetched_late;
-    ASSERT_EQ(strata_release(e, 1, nullptr), STRATA_OK);
+    EXPECT_EQ(strata_release(e, 1, stream), STRATA_OK);
     if (opener.joinable()) opener.join();
     ASSERT_EQ(strata_wait(e), STRATA_OK) << strata_last_error();
   };
   run(t);
-  EXPECT_EQ(fetched_late, world);
+  EXPECT_EQ(fetched_late, t.world);
 }
 
+// Forward order of odd_model: embed (unit 0), layer0, layer1, layer2, head (feeds embed). Each unit is one or two
+// optimizer calls: units of one trainable segment make one, layer1 and head have bf16 and fp32 (head: fp32 alone).
 TEST(Async, FetchWaitsForItsOwnUpdateOnly) {
-  fetch_waits_per_unit(1, 0);
-  fetch_waits_per_unit(1, 3);
-  fetch_waits_per_unit(2, 1);
-  fetch_waits_per_unit(2, 2);
-  fetch_waits_per_unit(2, 3);
+  for (const auto& [world, stage] : {std::pair{1, 0}, {1, 3}, {2, 1}, {2, 2}, {2, 3}}) {
+    const std::string tag = "gate_s" + std::to_string(stage) + "_w" + std::to_string(world);
+    fetch_waits_per_unit(held_optimizer(tag, "optimizer.step:2:hold=" + tag, world, stage), tag, "optimizer");
+  }
+}
+
+// The same beside a device: every unit has one part on each side that updates it.
+TEST(Async, FetchWaitsForItsOwnUpdateOnlyBesideADevice) {
+  const std::string offload = "zero_optimization.offload_optimizer.", split = offload + "split_update=true";
+  struct Case {
+    std::vector<std::string> parts;
+    const char* role;  // whose call is held
+  };
+  int serial = 0;
+  for (const Case& c : {Case{{}, "optimizer"},
+                        {{split, offload + "split_share=0.5"}, "optimizer"},
+                        {{split, offload + "split_share=0.5"}, "device_optimizer"},
+                        {{split, offload + "split_share=1"}, "device_optimizer"},
+                        {{offload + "ratio=0"}, "device_optimizer"}}) {
+    for (const auto& [world, stage, params] :
+         {std::tuple{1, 0, "none"}, {1, 3, "none"}, {1, 3, "cpu"}, {2, 2, "none"}, {2, 3, "none"}, {2, 3, "cpu"}}) {
+      const std::string tag = "device_gate_" + std::to_string(serial++), role = c.role;
+      SCOPED_TRACE(testing::PrintToString(c.parts) + ", " + role + " held at stage " + std::to_string(stage) +
+                   ", world " + std::to_string(world) + ", params on " + params);
+      Trial t = held_optimizer(tag, "optimizer.step:2:hold=" + tag, world, stage);
+      t.gpu = "gpu_sim";
+      t.offload_optimizer = "cpu";
+      t.offload_param = params;
+      t.device_updates = !c.parts.empty();
+      t.model = vectors(std::vector<int64_t>(4, 4096 * world), STRATA_BF16);
+      t.overrides.insert(t.overrides.end(), c.parts.begin(), c.parts.end());
+      if (role == "device_optimizer") {
+        t.overrides[0] = "plugins.device_optimizer=fault";
+        t.manifest_extra.replace(t.manifest_extra.find("optim_adamw"), 11, "gpu_sim");
+      }
+      fetch_waits_per_unit(t, tag, c.role);
+      if (HasFailure()) return;  // one that hangs takes the whole deadline
+    }
+  }
 }
 
 TEST(Async, EveryUpdateFinishesWithoutAnyFetch) {

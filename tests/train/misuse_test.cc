@@ -184,9 +184,10 @@ TEST(Ranks, DifferentRegistrationIsRefusedOnAll) {
 }
 
 TEST(Ranks, ADifferentSettingIsRefusedOnAllByItsKey) {
-  for (const char* key : {"gradient_clipping", "zero_optimization.reduce_bucket_size",
-                          "zero_optimization.prefetch_bucket_size", "zero_optimization.stage", "optimizer.type",
-                          "optimizer.params.state_layout", "zero_optimization.gather_16bit_weights_on_model_save"}) {
+  for (const char* key :
+       {"gradient_clipping", "zero_optimization.reduce_bucket_size", "zero_optimization.prefetch_bucket_size",
+        "zero_optimization.model_persistence_threshold", "zero_optimization.stage", "optimizer.type",
+        "optimizer.params.state_layout", "zero_optimization.gather_16bit_weights_on_model_save"}) {
     const std::map<std::string, std::string> words = {{"optimizer.type", "Adam"},
                                                       {"optimizer.params.state_layout", "split"},
                                                       {"zero_optimization.gather_16bit_weights_on_model_save", "true"}};
@@ -389,6 +390,41 @@ TEST(Ranks, ResidentParamsAreGatheredOncePerUpdate) {  // [12] 15 and 16 are kep
       ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
     }
   });
+}
+
+// Gathers of one fetch of each unit, in order.
+std::vector<uint64_t> gathers(strata_engine* e, const Model& m) {
+  std::vector<uint64_t> calls;
+  for (size_t u = 0; u < m.params.size(); ++u) {
+    strata_counters before, after;
+    STRATA_INIT(&before);
+    STRATA_INIT(&after);
+    EXPECT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &before), STRATA_OK);
+    EXPECT_EQ(strata_fetch(e, static_cast<strata_unit>(u), nullptr), STRATA_OK) << last();
+    EXPECT_EQ(strata_release(e, static_cast<strata_unit>(u), nullptr), STRATA_OK);
+    EXPECT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &after), STRATA_OK);
+    calls.push_back(after.gather_calls - before.gather_calls);
+  }
+  return calls;
+}
+
+TEST(Ranks, ResidentParamsAreAtMostTheirLimitInAll) {  // [12] in registration order: what does not fit is sharded
+  const std::vector<std::pair<std::string, std::vector<uint64_t>>> cases = {
+      {"46", {0, 0, 0, 0}}, {"45", {0, 0, 0, 1}}, {"31", {0, 0, 1, 1}}, {"30", {0, 1, 0, 0}},
+      {"9", {1, 1, 0, 1}},  {"5", {1, 1, 1, 1}},  {"0", {1, 1, 1, 1}},
+  };
+  for (const auto& [limit, expected] : cases) {
+    Trial t;
+    t.world = 2;
+    t.stage = 3;
+    t.overrides = {"zero_optimization.param_persistence_threshold=16", "zero_optimization.prefetch_bucket_size=0",
+                   "zero_optimization.max_reuse_distance=0", "zero_optimization.model_persistence_threshold=" + limit};
+    run_body(t, [&expected = expected](int, strata_engine* e) {
+      const Model m = vectors({15, 16, 6, 9});
+      ASSERT_EQ(build_model(e, m), "");
+      EXPECT_EQ(gathers(e, m), expected);
+    });
+  }
 }
 
 TEST(Ranks, AUnitThatOnlySomeStepsUseLeavesNothingBehind) {  // [01] the last one of the order included

@@ -338,6 +338,28 @@ TEST_F(LinksAndABudget, WithoutRoomTheErrorNamesTheLinkAndTheCheckpointIsGood) {
   EXPECT_TRUE(linked == right);
 }
 
+// With `links` it is the plan that is refused; the same budget without them holds it.
+TEST_F(LinksAndABudget, APlanWithoutRoomForLinksIsRefusedWhereTheyAreAnnounced) {
+  for (const bool links : {false, true}) {
+    DiskDir disk;
+    Trial t = trial(2, "nvme", disk.path);
+    t.world = 1;
+    t.model = large_model();
+    t.manifest_extra += std::string("budget_bytes = 8000000\nlinks = ") + (links ? "true" : "false") + "\n";
+    const std::string error = run(t).error;
+    if (links) {
+      EXPECT_THAT(error, AllOf(HasSubstr("the plan needs"), HasSubstr("option links keeps")));
+    } else {
+      EXPECT_EQ(error, "");
+    }
+    EXPECT_EQ(disk.entries(), 0u);
+  }
+  const Result right = without_links();
+  Result linked;
+  EXPECT_EQ(with_links(true, "17000000\nlinks = true", &linked), "");
+  EXPECT_TRUE(linked == right);
+}
+
 TEST(NvmeCases, ADiskThatIsTooSmallIsRefusedAtTheStart) {
   LoopFs disk(4, 512);
   if (!disk.missing.empty()) GTEST_SKIP() << disk.missing;

@@ -7,6 +7,7 @@
 
 #include "tests/support/disk_dirs.h"
 #include "tests/train/by_hand.h"
+#include "tests/train/gates.h"
 #include "tests/train/harness.h"
 
 namespace strata::test {
@@ -70,6 +71,7 @@ TEST_P(NvmeKeepsBits, OfThePlainRun) {
   with({"optimizer.params.state_layout=split"});
   with({kState + "fast_init=true"});
   with({kState + "buffer_size=2048"});
+  with({kState + "buffer_size=2048", kState + "pipeline_read=false", kState + "pipeline_write=false"});
   with({kState + "buffer_size=5000", kState + "buffer_count=9"});
   with({kState + "buffer_size=2048", kState + "cpu_state_budget=150000"});
   with({kState + "cpu_state_budget=60000", "optimizer.params.state_layout=split"});
@@ -233,6 +235,43 @@ TEST(Nvme, LoadsRightAfterAStep) {
   EXPECT_EQ(run(t).error, "");
 }
 
+// Reads, or writes, of an update are held: how many are begun. A part has three arrays of state.
+TEST(Nvme, PipelinesAreAChoice) {
+  constexpr uint64_t kPart = 2048, kArrays = 3, kParts = 8;
+  for (const std::string side : {"read", "write"}) {
+    for (const bool overlaps : {true, false}) {
+      DiskDir dir;
+      const std::string tag = "pipeline_" + side + (overlaps ? "_on" : "_off");
+      Trial t = on_disk({}, dir.path);
+      t.model = vectors({kParts * kPart}, STRATA_BF16);
+      for (const std::string& text :
+           {kState + "buffer_size=2048", kState + "buffer_count=4",
+            kState + "pipeline_" + side + (overlaps ? "=true" : "=false"), std::string("plugins.offload_nvme=fault")}) {
+        t.overrides.push_back(text);
+      }
+      t.manifest_extra += "[plugin.fault]\nwraps = \"offload_nvme\"\ntag = \"" + tag + "\"\n";
+      t.manifest_extra += "rules = \"offload." + side + ":*:hold=" + tag + "\"\n";
+      t.body = [&](int rank, strata_engine* e) {
+        const auto* fault = control(e, "offload_nvme");
+        const auto begun = [&] { return fault->count(tag.c_str(), rank, ("offload." + side).c_str()); };
+        fault->open_gate(tag.c_str());
+        ASSERT_EQ(build_model(e, t.model), "");
+        ASSERT_EQ(micro_batch(e, t.model, 1, 0, rank, UINT32_MAX), "");
+        fault->close_gate(tag.c_str());
+        // Of four buffers two are read ahead; the part that needs the first one again waits for its writes.
+        const uint64_t parts = !overlaps ? 1 : side == "read" ? 3 : 2, expected = begun() + parts * kArrays;
+        ASSERT_EQ(strata_step(e, nullptr), STRATA_OK) << last();
+        EXPECT_TRUE(eventually([&] { return begun() >= expected; })) << begun();
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        EXPECT_EQ(begun(), expected) << side << overlaps;
+        fault->open_gate(tag.c_str());
+        EXPECT_EQ(strata_wait(e), STRATA_OK) << last();
+      };
+      EXPECT_EQ(run(t).error, "");
+    }
+  }
+}
+
 // What the engine plans in a tier, by name.
 std::map<std::string, uint64_t> plan_of(Trial t, int tier) {
   std::map<std::string, uint64_t> planned;
@@ -247,6 +286,43 @@ std::map<std::string, uint64_t> plan_of(Trial t, int tier) {
   };
   EXPECT_EQ(run(t).error, "");
   return planned;
+}
+
+// A small error needs steps to show: 20 of them, for every way to have state or params on disk.
+TEST(Nvme, TwentyStepsHaveTheBitsOfEveryOtherPlacement) {
+  DiskDir dir;
+  Trial base;
+  base.stage = 3;
+  base.world = 2;
+  base.clip = 0.05;
+  base.steps = 20;
+  base.change_settings = true;
+  base.overrides = {"zero_optimization.param_persistence_threshold=50"};
+  const Result plain = run(base);
+  ASSERT_EQ(plain.error, "");
+  ASSERT_EQ(plain.norms.size(), 20u);
+  Trial in_ram = base;
+  in_ram.offload_optimizer = in_ram.offload_param = "cpu";
+  EXPECT_TRUE(run(in_ram) == plain) << "state and params in host memory";
+  const std::vector<std::pair<std::string, std::vector<std::string>>> placements = {
+      {"state", {}},
+      {"half of the state", {kState + "buffer_size=2048", kState + "cpu_state_budget=125000"}},
+      {"state, split master", {"optimizer.params.state_layout=split"}},
+      {"params and state",
+       {kParam + "device=nvme", kParam + "nvme_path=\"" + dir.path + "\"", kParam + "max_in_cpu=0"}}};
+  std::map<std::string, uint64_t> read;
+  for (const auto& [name, overrides] : placements) {
+    Trial t = on_disk(base, dir.path);
+    t.overrides.insert(t.overrides.end(), overrides.begin(), overrides.end());
+    const Result r = run(t);
+    ASSERT_EQ(r.error, "") << name;
+    EXPECT_TRUE(r == plain) << name << " on disk changed the numbers";
+    EXPECT_EQ(dir.entries(), 0u) << name;
+    read[name] = r.counters.tier_read[2];
+  }
+  EXPECT_GT(read["params and state"], read["state"]);
+  EXPECT_LT(read["state, split master"], read["state"]);
+  EXPECT_LT(read["half of the state"], read["state"]);
 }
 
 // Beside a GPU, so that the device's memory is not the host's: buffers, what is kept, and gradients.
@@ -275,6 +351,32 @@ TEST(Nvme, HostMemoryIsBuffersCacheAndGradients) {
   EXPECT_EQ(host.at("reduced gradients"), kAll * 2);
   EXPECT_EQ(disk.at("optimizer state"), kAll * 12 * 3 / 4);
   EXPECT_EQ(disk.at("weight shards"), kAll / 2 * 2);
+}
+
+// What the tier itself takes counts against the limit, before anything is allocated: checksums as well.
+TEST(Nvme, TheTiersOwnMemoryIsInThePlan) {
+  constexpr uint64_t kMiB = 1 << 20, kEach = kMiB / 12 * 8;
+  DiskDir dir;
+  Trial t = on_disk({}, dir.path);
+  t.model = vectors({kEach, kEach, kEach, kEach}, STRATA_BF16);
+  const auto planned = [&](const char* checksum) {
+    Trial with = t;
+    with.manifest_extra += std::string("checksum = ") + checksum + "\n";
+    return plan_of(with, 1).at("nvme index and buffers");
+  };
+  const uint64_t without = planned("false"), with = planned("true");
+  EXPECT_GE(without, 3 * kMiB) << "the zeros and the buffer";
+  const uint64_t mebibytes = (plan_of(t, 2).at("optimizer state") + kMiB - 1) / kMiB;
+  EXPECT_EQ(with - without, mebibytes * (kMiB / 4096 * 8));
+  // A limit between the two.
+  uint64_t all = 0;
+  for (const int tier : {0, 1}) {
+    for (const auto& [what, bytes] : plan_of(t, tier)) all += bytes;
+  }
+  t.overrides.push_back("host_memory_limit=" + std::to_string(all));
+  EXPECT_EQ(run(t).error, "");
+  t.manifest_extra += "checksum = true\n";
+  EXPECT_THAT(run(t).error, AllOf(HasSubstr("of host memory"), HasSubstr(std::to_string(all + with - without))));
 }
 
 // Of params, kept ones lie between others: every second unit here.

@@ -45,7 +45,7 @@ TEST(ManifestRules, ParamOffloadBelowStage3) {
 
 TEST(ManifestRules, StageThreeKeysBelowStageThree) {
   for (const char* key : {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
-                          "max_reuse_distance", "stage3_param_persistence_threshold"}) {
+                          "max_reuse_distance", "model_persistence_threshold", "stage3_param_persistence_threshold"}) {
     for (const char* stage : {"0", "1", "2"})
       EXPECT_THAT(refusal("[zero_optimization]\nstage = " + std::string(stage) + "\n" + key + " = 1e5"),
                   HasSubstr("has no effect"));
@@ -94,9 +94,13 @@ TEST(ManifestRules, TierKeysNeedTheirTier) {
   const std::string o = "zero_optimization.offload_optimizer.";
   EXPECT_THAT(refusal(o + "pin_memory = true"), HasSubstr("pin_memory` has no effect"));
   accepted(o + "pin_memory = true\n" + o + "device = \"cpu\"");
-  for (const char* key :
-       {"nvme_path = \"x\"", "buffer_count = 4", "buffer_size = 1e6", "cpu_state_budget = 1e6", "fast_init = true"})
-    EXPECT_THAT(refusal(o + "device = \"cpu\"\n" + o + key), HasSubstr("has no effect")) << key;
+  for (const char* key : {"nvme_path = \"x\"", "buffer_count = 4", "buffer_size = 1e6", "cpu_state_budget = 1e6",
+                          "fast_init = true", "pipeline_read = true", "pipeline_write = false"})
+    for (const char* device : {"", "device = \"none\"\n", "device = \"cpu\"\n"}) {  // one word moves the state
+      std::vector<std::string> warnings;
+      accepted((*device ? o + device : "") + o + key, {}, &warnings);
+      EXPECT_THAT(warnings, ElementsAre(HasSubstr("has no effect"))) << device << key;
+    }
   EXPECT_EQ(refusal(o + "device = \"nvme\""),
             "m.toml:1:37: `zero_optimization.offload_optimizer.device` = \"nvme\" needs "
             "`zero_optimization.offload_optimizer.nvme_path`, a directory");
@@ -139,6 +143,30 @@ TEST(ManifestRules, TheDevicesPartInAnOffloadedUpdate) {
               HasSubstr("`zero_optimization.offload_optimizer.split_update` is"));
   EXPECT_THAT(refusal(cpu + o + "ratio = 0.5\n" + o + "device_state_budget = 1000"), HasSubstr("give one"));
   EXPECT_THAT(refusal(cpu + "plugins.device_optimizer = \"mine\""), HasSubstr("has no part in the update"));
+}
+
+// 0 offloads nothing: a choice beside params in host memory, and nothing is left for keys of what is offloaded.
+TEST(ManifestRules, ARatioOfZeroLeavesNothingToSplitOrKeep) {
+  const std::string o = "zero_optimization.offload_optimizer.", cpu = o + "device = \"cpu\"\n";
+  const std::string nvme = o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n", none = o + "ratio = 0\n";
+  accepted(cpu + none);
+  accepted(nvme + none);
+  EXPECT_EQ(
+      refusal(cpu + none + o + "split_update = true"),
+      "m.toml:3:37: `" + o + "split_update` has no effect: `" + o +
+          "ratio` is 0 (m.toml:2:37): the device keeps all of the state (no_effect_keys = \"warn\" lets such keys "
+          "pass)");
+  for (const std::string& text :
+       {cpu + none + o + "split_share = 0.5", nvme + none + o + "split_update = true",
+        nvme + none + o + "cpu_state_budget = 1000",
+        "plugins.host_device = \"mine\"\ngradient_accumulation_steps = 2\nzero_optimization.stage = 2\n" + cpu + none})
+    EXPECT_THAT(refusal(text), testing::AllOf(HasSubstr("has no effect"), HasSubstr("ratio` is 0 ("))) << text;
+  EXPECT_THAT(refusal(cpu + none + o + "device_state_budget = 1000"), HasSubstr("give one"));
+  std::vector<std::string> warnings;
+  const Settings s = accepted(cpu + o + "split_update = true\n" + o + "split_share = 0.5", {o + "ratio=0"}, &warnings);
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("split_update` has no effect"), HasSubstr("split_share` has no effect")));
+  EXPECT_FALSE(s.zero_optimization.offload_optimizer.split_update);
+  accepted(cpu + o + "ratio = 1e-9\n" + o + "split_update = true");
 }
 
 TEST(ManifestRules, AHostDeviceIsForSumsInHostMemory) {

@@ -34,6 +34,7 @@ TEST(Manifest, EmptyIsAllDefaults) {
   EXPECT_EQ(s.zero_optimization.reduce_bucket_size, 500'000'000);
   EXPECT_EQ(s.zero_optimization.prefetch_bucket_size, 50'000'000);
   EXPECT_EQ(s.zero_optimization.param_persistence_threshold, 100'000);
+  EXPECT_EQ(s.zero_optimization.model_persistence_threshold, 9'200'000'000'000'000'000) << "no limit";
   EXPECT_EQ(s.zero_optimization.sub_group_size, 1'000'000'000);
   EXPECT_TRUE(s.zero_optimization.overlap_comm);
   EXPECT_EQ(s.zero_optimization.offload_optimizer.buffer_count, 4);

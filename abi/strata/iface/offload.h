@@ -38,6 +38,10 @@ typedef struct strata_offload_caps {
   /* What budget_bytes comes from and how it could be more, to go on with in an error: "the limit is what the disks have
    * free: ...; free some". [self]; NULL: the tier does not say. */
   const char* budget_reason;
+  /* Host memory that the tier takes for itself beside what it counts as used: buffers, and on top for each begun MiB of
+   * regions indexes and checksums. From `open` on they do not change; the host counts them against its memory limit. */
+  uint64_t host_bytes;
+  uint64_t host_bytes_per_mib;
 } strata_offload_caps;
 
 typedef struct strata_io_args {
