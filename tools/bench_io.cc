@@ -2,8 +2,10 @@
 //
 // Each path is read, written, and both at once, through the queue that the tier uses (libs/io), at several depths and
 // piece sizes: a file of its own, written once before, is moved for a fixed time each, in several rounds over all of
-// them. What follows from the rates is in io_advice.h; docs/bench_io.md explains the output.
+// them. Then the transfers of an update (io_pipeline.h) run with the setting that the rates speak for and with the
+// tier's default. What follows from the rates is in io_advice.h; docs/bench_io.md explains the output.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -22,6 +24,7 @@
 #include "io/load.h"
 #include "tools/commands.h"
 #include "tools/io_advice.h"
+#include "tools/io_pipeline.h"
 
 namespace strata::cli {
 namespace {
@@ -29,7 +32,9 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr unsigned kDepths[] = {1, 4, 16, 32};
 constexpr uint64_t kPieces[] = {kMiB / 8, kMiB, 4 * kMiB};
-constexpr uint64_t kMemory = 128 * kMiB;  // the deepest queue of the largest pieces
+constexpr uint64_t kMemory = kPipelineMemory;
+static_assert(kMemory >= 32 * 4 * kMiB);  // the deepest queue of the largest pieces
+constexpr int kPipelineTimes = 5;         // as long as another measurement: it has to fill and to drain
 
 struct DiskResult : AdvisedDisk {
   std::string engine;
@@ -72,6 +77,10 @@ class BenchFile {
   const std::shared_ptr<io::Fd>& fd() const { return fd_; }
   bool direct() const { return direct_; }
   uint64_t alignment() const { return rule_.offset; }
+  uint64_t file_system() const {
+    struct stat s {};
+    return ::fstat(fd_->get(), &s) == 0 ? s.st_dev : 0;
+  }
 
  private:
   std::shared_ptr<io::Fd> fd_;
@@ -90,6 +99,7 @@ class Bench {
     result.in_memory = io::is_in_memory(path_);
     result.alignment = file_.alignment();
     result.direct = file_.direct();
+    result.file_system = file_.file_system();
     result.engine = fill();
     constexpr size_t kinds = std::size(kDepths) * std::size(kPieces);
     std::vector<Round> rounds[kinds];
@@ -97,7 +107,7 @@ class Bench {
       for (size_t k = 0; k < kinds; ++k) rounds[k].push_back(round(depth_of(k), piece_of(k)));
     }
     for (size_t k = 0; k < kinds; ++k) result.rates.push_back(rates_of(depth_of(k), piece_of(k), rounds[k]));
-    result.advice = advise(result.rates);
+    result.advice = confirm(advise(result.rates));
     return result;
   }
 
@@ -130,12 +140,36 @@ class Bench {
     const auto rate = [&](bool reads, bool writes) {
       uint64_t written = bytes_;
       const io::Load load{file, bytes_, memory_, depth, piece, reads, writes, &written};
-      const io::LoadResult result = io::run_load(queue, load, std::chrono::nanoseconds(int64_t(args_.seconds * 1e9)));
+      const io::LoadResult result = io::run_load(queue, load, length(args_.seconds));
       if (result.error) raise(result.error, std::string(reads ? "read" : "write") + " the file in " + path_);
       return result.rate;
     };
     return {rate(true, false), rate(false, true), rate(true, true)};
   }
+
+  // The pipeline runs once a round where there is nothing to compare.
+  Advice confirm(const Advice& advice) {
+    std::vector<PipelineRound> rounds;
+    for (unsigned n = 0; n < args_.rounds; ++n) {
+      const double candidate = advice.has_candidate() ? pipeline_rate(advice.candidate) : 0;
+      const double by_default = pipeline_rate(advice.by_default);
+      rounds.push_back({advice.has_candidate() ? candidate : by_default, by_default});
+    }
+    return cli::confirm(advice, rounds);
+  }
+
+  // Memory is registered, as the tier's.
+  double pipeline_rate(const Rates& setting) {
+    io::Queue queue(options(setting.depth, setting.piece));
+    const Pipeline pipeline{queue.attach(file_.fd()), bytes_, memory_};
+    const bool registered = queue.register_memory(memory_, kMemory) == 0;
+    const io::LoadResult result = run_pipeline(queue, pipeline, length(kPipelineTimes * args_.seconds));
+    if (registered) queue.unregister_memory(memory_);
+    if (result.error) raise(result.error, "read and write the file in " + path_);
+    return result.rate;
+  }
+
+  static std::chrono::nanoseconds length(double seconds) { return std::chrono::nanoseconds(int64_t(seconds * 1e9)); }
 
   const BenchIoArgs& args_;
   const uint64_t bytes_;
@@ -154,7 +188,7 @@ std::string absolute(const std::string& path) {
 }
 
 bool is_chosen(const DiskResult& disk, const Rates& r) {
-  return r.depth == disk.advice.chosen.depth && r.piece == disk.advice.chosen.piece;
+  return r.depth == disk.advice.chosen().depth && r.piece == disk.advice.chosen().piece;
 }
 
 void print_table(const DiskResult& disk) {
@@ -173,6 +207,23 @@ void print_table(const DiskResult& disk) {
   }
 }
 
+// The pipeline's settings and rates: the default's, and the candidate's where it is another.
+std::vector<std::pair<Rates, double>> pipelines(const Advice& advice) {
+  std::vector<std::pair<Rates, double>> all = {{advice.by_default, advice.pipeline.by_default}};
+  if (advice.has_candidate()) all.push_back({advice.candidate, advice.pipeline.candidate});
+  return all;
+}
+
+void print_pipelines(const DiskResult& disk) {
+  std::cout << "  the pipeline of an update: MB/s, seconds per 1e9 params, with the split master\n";
+  for (const auto& [setting, rate] : pipelines(disk.advice)) {
+    const StepSeconds seconds = seconds_per_billion(rate);
+    std::cout << std::setw(7) << setting.depth << std::setw(12) << setting.piece / 1024 << std::setw(13) << rate / 1e6
+              << std::setprecision(2) << std::setw(13) << seconds.full << std::setw(13) << seconds.split
+              << std::setprecision(0) << (is_chosen(disk, setting) ? "  <-\n" : "\n");
+  }
+}
+
 nlohmann::json to_json(const Rates& r) {
   return {{"depth", r.depth},
           {"piece_bytes", r.piece},
@@ -180,6 +231,19 @@ nlohmann::json to_json(const Rates& r) {
           {"write_bytes_per_s", r.write},
           {"mixed_bytes_per_s", r.mixed},
           {"mixed_spread", r.spread}};
+}
+
+nlohmann::json pipelines_to_json(const Advice& advice) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const auto& [setting, rate] : pipelines(advice)) {
+    const StepSeconds seconds = seconds_per_billion(rate);
+    all.push_back({{"depth", setting.depth},
+                   {"piece_bytes", setting.piece},
+                   {"bytes_per_s", rate},
+                   {"s_per_1e9_params", seconds.full},
+                   {"s_per_1e9_params_split", seconds.split}});
+  }
+  return all;
 }
 
 std::string manifest_of(const std::vector<DiskResult>& disks) { return manifest_text({disks.begin(), disks.end()}); }
@@ -194,7 +258,8 @@ void print_json(const std::vector<DiskResult>& disks) {
                           {"direct", disk.direct},
                           {"noise", disk.advice.noise},
                           {"advice", disk.advice.reason},
-                          {"chosen", to_json(disk.advice.chosen)},
+                          {"chosen", to_json(disk.advice.chosen())},
+                          {"pipeline", pipelines_to_json(disk.advice)},
                           {"rates", nlohmann::json::array()}};
     for (const Rates& r : disk.rates) one["rates"].push_back(to_json(r));
     all["disks"].push_back(one);
@@ -232,7 +297,7 @@ int bench_io(const BenchIoArgs& args) {
   try {
     for (const std::string& path : directories(args.paths, args.file_mib * kMiB)) {
       disks.push_back(Bench(args, path, memory.get()).run());
-      if (!args.json) print_table(disks.back());
+      if (!args.json) print_table(disks.back()), print_pipelines(disks.back());
     }
   } catch (const Failure& f) {
     return report({STRATA_UNAVAILABLE, f.what + (f.error ? std::string(": ") + std::strerror(f.error) : "")});

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws what `strata bench io --json PATH...` measured: tools/plot_io.py RESULT.json OUT.png
 
-One panel per disk, rates over depth, a line per piece size. Needs matplotlib; without it, it says so and exits 77.
+Three panels per disk, rates over depth, a line per piece size; beside the mixed rates, dashed, what the pipeline of an
+update reached. Needs matplotlib; without it, it says so and exits 77.
 """
 import json
 import pathlib
@@ -28,6 +29,9 @@ def main():
                 points = [(rate["depth"], rate[f"{kind}_bytes_per_s"] / 1e6) for rate in disk["rates"]
                           if rate["piece_bytes"] == piece]
                 panel.plot(*zip(*points), marker="o", label=f"{piece >> 10} KiB")
+            for each in disk["pipeline"] if kind == "mixed" else ():
+                panel.axhline(each["bytes_per_s"] / 1e6, linestyle="--", color="0.5",
+                              label=f"pipeline, {each['depth']} x {each['piece_bytes'] >> 10} KiB")
             panel.set(title=f"{disk['path']}: {kind}", xlabel="depth", ylabel="MB/s", ylim=0)
             panel.legend()
     figure.tight_layout()

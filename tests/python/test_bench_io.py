@@ -50,7 +50,16 @@ def test_json_has_every_rate_and_settings_that_open(disks):
         assert all(rate[f"{kind}_bytes_per_s"] > 0 for rate in disk["rates"] for kind in ("read", "write", "mixed"))
         assert all(rate["mixed_spread"] >= 0 for rate in disk["rates"])
         assert disk["chosen"] in disk["rates"] and f"the noise is {int(100 * disk['noise'] + 0.5)} %" in disk["advice"]
+        assert (32, 1 << 20) == (disk["pipeline"][0]["depth"], disk["pipeline"][0]["piece_bytes"])
+        settings = [(each["depth"], each["piece_bytes"]) for each in disk["pipeline"]]
+        fastest = max(disk["pipeline"], key=lambda each: each["bytes_per_s"])
+        chosen = (disk["chosen"]["depth"], disk["chosen"]["piece_bytes"])
+        assert len(set(settings)) == len(settings) and chosen == (fastest["depth"], fastest["piece_bytes"])
+        for each in disk["pipeline"]:
+            assert each["bytes_per_s"] * each["s_per_1e9_params"] == pytest.approx(24e9)
+            assert each["bytes_per_s"] * each["s_per_1e9_params_split"] == pytest.approx(20e9)
         assert disk["in_memory"] is False and f"# {disk['path']}: {disk['advice']}" in result["manifest"]
+    assert f"# {disks[0]} and {disks[1]} lie on one file system" in result["manifest"]
     manifest = tomllib.loads(result["manifest"])
     assert manifest["zero_optimization"]["offload_optimizer"]["nvme_path"] == ", ".join(map(str, disks))
     with strata.Engine(text="train_batch_size = 1\n" + result["manifest"], overrides=['log_level="warn"']):
@@ -123,17 +132,23 @@ def test_a_disk_without_the_room_is_refused_before_anything_is_written(disks):
     assert str(disks[0]) in errors
 
 
-def test_table_and_plot(disks, tmp_path):
+def test_table(disks):
     code, out, _ = run(*SHORT, disks[0])
     assert code == 0 and "mixed MB/s" in out and "queue_depth = " in out and "weights" not in out
-    assert out.count("  <-") == 1 and "the noise is" in out and "warning" not in out
-    _, out, _ = run("--json", *SHORT, disks[0])
-    (tmp_path / "rates.json").write_text(out)
-    plot = subprocess.run([sys.executable, ROOT / "tools" / "plot_io.py", tmp_path / "rates.json",
-                           tmp_path / "rates.png"], capture_output=True, text=True, timeout=120)
-    if plot.returncode == 77:
-        pytest.skip(plot.stdout.strip())
-    assert plot.returncode == 0 and (tmp_path / "rates.png").stat().st_size > 0
+    assert out.count("  <-") == 2 and "the noise is" in out and "warning" not in out
+    rates, pipeline = out.split("the pipeline of an update")
+    assert rates.count("  <-") == 1
+    assert re.search(r"^ +32 +1024 +\d+ +\d+\.\d\d +\d+\.\d\d", pipeline, re.MULTILINE)
+    assert re.search(r"# .*: the pipeline reaches [\d.]+ MB/s: an update takes [\d.]+ s per 1e9 params", pipeline)
+    assert "one file system" not in out
+
+
+# The picture itself is tests/torch's, whose environment has matplotlib.
+def test_a_plot_without_matplotlib_is_skipped_by_name(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('there is none here')")
+    plot = subprocess.run([sys.executable, ROOT / "tools" / "plot_io.py", tmp_path / "in.json", tmp_path / "out.png"],
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    assert plot.returncode == 77 and plot.stdout == "skipped: matplotlib is not installed (python3-matplotlib)\n"
 
 
 def test_the_path_is_one_that_any_manifest_can_name(disks):
