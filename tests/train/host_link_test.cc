@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/train/by_hand.h"
+#include "tests/train/crossed.h"
 
 namespace strata::test {
 namespace {
@@ -25,15 +26,11 @@ std::ostream& operator<<(std::ostream& out, const Placement& p) {
              << p.kept << " units and " << p.kept_sums << " sums kept" << (p.reuses ? ", units reused" : "");
 }
 
-struct Link {
-  double in = 0, out = 0;  // to the device, and from it
-};
-
 // The table, for a param whose state is offloaded.
-Link updated(const Placement& p, bool streamed, bool sum_kept) {
+Crossed updated(const Placement& p, bool streamed, bool sum_kept) {
   const double weight = 2, state = p.split_master ? 10 : 12, old_weight = p.split_master ? weight : 0;
   const double reduced = p.world == 1 ? 2 : 4;  // several micro-batches leave as they were reduced
-  Link link;
+  Crossed link;
   link.out = p.micro_batches == 1 ? 2 : sum_kept ? 4 : reduced * p.micro_batches;
   if (streamed) {
     link.in = state + (p.micro_batches == 1 ? 2 : 4);
@@ -53,9 +50,9 @@ int gathers(const Placement& p) {
   return p.reuses ? static_cast<int>(kUnits) : 2 * p.micro_batches * static_cast<int>(kUnits) - turns;
 }
 
-Link table(const Placement& p) {
-  Link all;
-  const auto add = [&all](double units, const Link& each) {
+Crossed table(const Placement& p) {
+  Crossed all;
+  const auto add = [&all](double units, const Crossed& each) {
     all.in += units / kUnits * each.in;
     all.out += units / kUnits * each.out;
   };
@@ -90,21 +87,10 @@ Trial trial_of(const Placement& p) {
   return t;
 }
 
-// Bytes of a step over the elements that a rank owns; the first steps also record the order of fetches.
-Link counted(Trial t) {
-  std::vector<strata_counters> totals;
-  for (const int steps : {3, 5}) {
-    t.steps = steps;
-    const Result r = run(t);
-    EXPECT_EQ(r.error, "");
-    totals.push_back(r.counters);
-  }
-  const auto each = [](uint64_t more, uint64_t less) { return static_cast<double>(more - less) / 2 / kUnits / kOwned; };
-  return {each(totals[1].tier_read[1], totals[0].tier_read[1]), each(totals[1].tier_write[1], totals[0].tier_write[1])};
-}
+Crossed counted(const Trial& t) { return crossed(t, kUnits * kOwned); }
 
 void expect_as_in_the_table(const Placement& p) {
-  const Link wanted = table(p), found = counted(trial_of(p));
+  const Crossed wanted = table(p), found = counted(trial_of(p));
   EXPECT_DOUBLE_EQ(found.in, wanted.in) << "to the device: " << p;
   EXPECT_DOUBLE_EQ(found.out, wanted.out) << "to the host: " << p;
 }

@@ -8,6 +8,7 @@
 
 #include "strata/draft/fault_control.h"
 #include "tests/train/by_hand.h"
+#include "tests/train/crossed.h"
 
 namespace strata::test {
 namespace {
@@ -158,16 +159,7 @@ Trial even(int world, int micro_batches) {
 }
 
 // Bytes per owned param and step from the device to host memory.
-double out_per_step(Trial t) {
-  std::vector<uint64_t> counted;
-  for (const int steps : {3, 5}) {
-    t.steps = steps;
-    const Result r = run(t);
-    EXPECT_EQ(r.error, "");
-    counted.push_back(r.counters.tier_write[1]);
-  }
-  return static_cast<double>(counted[1] - counted[0]) / 2 / static_cast<double>(kParams) * t.world;
-}
+double out_per_step(const Trial& t) { return crossed(t, kParams / static_cast<uint64_t>(t.world)).out; }
 
 TEST(HostSums, MoveTheWireDtypeOfARankAloneAndFp32OfOthers) {
   for (const int micro_batches : {2, 3}) {

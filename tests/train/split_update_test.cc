@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "tests/train/by_hand.h"
+#include "tests/train/crossed.h"
 
 namespace strata::test {
 namespace {
@@ -23,29 +24,14 @@ Trial offloaded(std::vector<std::string> overrides) {
   return t;
 }
 
-struct Crossed {
-  double in, out;  // bytes per param and step, to the device and from it
-};
-
-Crossed crossed(Trial t) {
-  std::vector<strata_counters> counted;
-  for (const int steps : {3, 5}) {
-    t.steps = steps;
-    const Result r = run(t);
-    EXPECT_EQ(r.error, "");
-    counted.push_back(r.counters);
-  }
-  const auto each = [](uint64_t more, uint64_t less) { return static_cast<double>(more - less) / 2 / kParams; };
-  return {each(counted[1].tier_read[1], counted[0].tier_read[1]),
-          each(counted[1].tier_write[1], counted[0].tier_write[1])};
-}
+Crossed per_param(const Trial& t) { return crossed(t, kParams); }
 
 // 2 + 2 bytes per param for gradients out and weights in; 24 more where state is streamed, whose gradient comes back in
 // place of the weight.
 TEST(SplitUpdate, MovesWhatTheFormulaSays) {
   for (const double share : {0.0, 0.25, 0.5, 1.0}) {
     const Crossed c =
-        crossed(offloaded({kOffload + "split_update=true", kOffload + "split_share=" + std::to_string(share)}));
+        per_param(offloaded({kOffload + "split_update=true", kOffload + "split_share=" + std::to_string(share)}));
     EXPECT_DOUBLE_EQ(c.in, 2 + 12 * share) << share;
     EXPECT_DOUBLE_EQ(c.out, 2 + 12 * share) << share;
   }
@@ -54,20 +40,20 @@ TEST(SplitUpdate, MovesWhatTheFormulaSays) {
 // The weight is half of a split master: what the host updates needs the old one.
 TEST(SplitUpdate, MovesTheOldWeightOfASplitMaster) {
   const std::string low = "optimizer.params.state_layout=split";
-  Crossed c = crossed(offloaded({kOffload + "split_update=true", kOffload + "split_share=0", low}));
+  Crossed c = per_param(offloaded({kOffload + "split_update=true", kOffload + "split_share=0", low}));
   EXPECT_DOUBLE_EQ(c.in, 2);
   EXPECT_DOUBLE_EQ(c.out, 2 + 2);
-  c = crossed(offloaded({kOffload + "split_update=true", kOffload + "split_share=1", low}));
+  c = per_param(offloaded({kOffload + "split_update=true", kOffload + "split_share=1", low}));
   EXPECT_DOUBLE_EQ(c.in, 2 + 10);
   EXPECT_DOUBLE_EQ(c.out, 2 + 10);
 }
 
 TEST(SplitUpdate, StateOnTheDeviceMovesNothing) {
-  const Crossed all = crossed(offloaded({kOffload + "ratio=0"}));
+  const Crossed all = per_param(offloaded({kOffload + "ratio=0"}));
   EXPECT_EQ(all.in, 0);
   EXPECT_EQ(all.out, 0);
   // Room for the units of 8,192 and 12,288: the first does not fit, the third does not any more.
-  const Crossed some = crossed(offloaded({kOffload + "device_state_budget=" + std::to_string(12 * 20480)}));
+  const Crossed some = per_param(offloaded({kOffload + "device_state_budget=" + std::to_string(12 * 20480)}));
   EXPECT_DOUBLE_EQ(some.in, 2.0 * 61440 / kParams);
   EXPECT_DOUBLE_EQ(some.out, 2.0 * 61440 / kParams);
 }
@@ -188,7 +174,7 @@ TEST(SplitUpdate, NewWeightsOfResidentParamsAreCounted) {
     t.stage = 3;
     t.offload_param = params;
     t.overrides.push_back("zero_optimization.param_persistence_threshold=100000");
-    const Crossed c = crossed(t);
+    const Crossed c = per_param(t);
     EXPECT_DOUBLE_EQ(c.in, 2) << params;
     EXPECT_DOUBLE_EQ(c.out, 2) << params;
   }
