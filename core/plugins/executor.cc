@@ -33,13 +33,14 @@ void Executor::parallel_for(uint64_t n, Fn fn, void* arg) {
     arg_ = arg;
     n_ = n;
     next_.store(0);
-    busy_ = static_cast<unsigned>(workers_.size());
+    open_ = true;
     ++round_;
   }
   start_.notify_all();
   drain(fn, arg, n);
   std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return busy_ == 0; });
+  open_ = false;
+  done_.wait(lock, [this] { return joined_ == 0; });
 }
 
 void Executor::work(const std::vector<int>& cpus) {
@@ -47,16 +48,17 @@ void Executor::work(const std::vector<int>& cpus) {
   uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   for (;;) {
-    start_.wait(lock, [&] { return stop_ || round_ != seen; });
+    start_.wait(lock, [&] { return stop_ || (open_ && round_ != seen); });
     if (stop_) return;
     seen = round_;
     Fn fn = fn_;
     void* arg = arg_;
     uint64_t n = n_;
+    ++joined_;
     lock.unlock();
     drain(fn, arg, n);
     lock.lock();
-    if (--busy_ == 0) done_.notify_all();
+    if (--joined_ == 0) done_.notify_all();
   }
 }
 

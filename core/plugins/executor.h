@@ -33,7 +33,8 @@ class Executor {
   std::mutex mutex_;
   std::condition_variable start_, done_;
   uint64_t round_ = 0;
-  unsigned busy_ = 0;
+  bool open_ = false;    // workers may still join this round
+  unsigned joined_ = 0;  // those that have, and are not done
   bool stop_ = false;
   Fn fn_ = nullptr;
   void* arg_ = nullptr;

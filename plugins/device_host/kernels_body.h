@@ -5,7 +5,9 @@
 //   stream(p, v), end_streams()                    fp32 past the caches to where p is a multiple of v's size
 //   add(a, b)                                      fp32
 //   any_nonfinite(v)
-//   load_double<dtype>(p), add(a, b), store_double(p, v)   fp64
+//   load_double<dtype>(p), add(a, b), square(a), store_double<dtype>(p, v)   fp64; the lanes of what was loaded may be
+//   in any order, which store undoes add_square(a, b)                               a * a + b, for an `a` whose square
+//   is exact: fused or not is the same
 // What does not fill a vector goes through Scalar, which is also the V of the scalar table. Everything is in an
 // unnamed namespace: the same template compiled for another instruction set is another function.
 #pragma once
@@ -70,8 +72,12 @@ struct Scalar {
     }
   }
   static Double add(Double a, Double b) { return a + b; }
-  static Double multiply(Double a, Double b) { return a * b; }
-  static void store_double(double* p, Double value) { *p = value; }
+  static Double square(Double a) { return a * a; }
+  static Double add_square(Double a, Double b) { return a * a + b; }
+  template <strata_dtype>
+  static void store_double(double* p, Double value) {
+    *p = value;
+  }
 };
 
 template <class V, strata_dtype S, strata_dtype D, strata_rounding R>
@@ -124,23 +130,29 @@ int64_t find_nonfinite(const void* src, size_t count) {
   return -1;
 }
 
+// Into the caches: eight short runs side by side are more than a processor sees coming by itself.
+inline void ask_for(const char* ahead, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
+}
+
 // Three levels of the halving tree at once: for i < stride, out[i] is the sum of the eight leaves i + k * stride,
-// added in the order that the strides 4, 2, 1 times `stride` give. Leaves are squares of S, or fp64 partial sums.
+// added in the order that the strides 4, 2, 1 times `stride` give. Leaves are squares of S, of which it asks for the
+// next eight runs, too, or fp64 partial sums.
 template <class V, strata_dtype S>
 void fold_eight(double* out, const char* in, size_t stride) {
   constexpr size_t kSize = S == STRATA_F64 ? 8 : size_of(S);
   for (size_t i = 0; i < stride; i += V::kDoubles) {
-    const auto leaf = [&](size_t k) {
-      const auto x = V::template load_double<S>(in + (i + k * stride) * kSize);
+    const auto load = [&](size_t k) { return V::template load_double<S>(in + (i + k * stride) * kSize); };
+    const auto sum = [&](size_t a, size_t b) {
       if constexpr (S == STRATA_F64) {
-        return x;
+        return V::add(load(a), load(b));
       } else {
-        return V::multiply(x, x);
+        return V::add_square(load(a), V::square(load(b)));
       }
     };
-    const auto even = V::add(V::add(leaf(0), leaf(4)), V::add(leaf(2), leaf(6)));
-    const auto odd = V::add(V::add(leaf(1), leaf(5)), V::add(leaf(3), leaf(7)));
-    V::store_double(out + i, V::add(even, odd));
+    if constexpr (S != STRATA_F64) ask_for(in + (8 * stride + 8 * i) * kSize, 8 * V::kDoubles * kSize);
+    const auto even = V::add(sum(0, 4), sum(2, 6)), odd = V::add(sum(1, 5), sum(3, 7));
+    V::template store_double<S>(out + i, V::add(even, odd));
   }
 }
 
