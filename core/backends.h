@@ -95,6 +95,7 @@ class Device : public Instance<strata_device_api, strata_device> {
     for (const strata_fold_item& i : items) {
       STRATA_RETURN_IF_ERROR(i.adds ? accumulate(static_cast<float*>(i.dst), i.src, i.src_dtype, i.count, on)
                                     : cast(i.dst, i.dst_dtype, i.src, i.src_dtype, i.count, STRATA_ROUND_EVEN, on));
+      if (i.squares) STRATA_RETURN_IF_ERROR(square_sums(i.dst, i.dst_dtype, i.count, i.squares, on));
     }
     return Ok();
   }

@@ -188,7 +188,7 @@ Status Gradients::fold_one(const Pending& given, const strata_stream* stream) {
     dtype = STRATA_F32;
   }
   folds_.push_back({sizeof(strata_fold_item), STRATA_ABI_MINOR, place, given.data, owner.numel, dtype, given.dtype,
-                    before > 0 ? 1u : 0u, 0});
+                    before > 0 ? 1u : 0u, 0, nullptr});
   ++contributions_[given.param];
   last_fold_[given.param] = fold_launch_;
   return Ok();

@@ -124,15 +124,11 @@ Status HostSums::take_in(const std::vector<Piece>& pieces) {
   uint64_t bytes = 0;
   for (const auto& [a, copied, done, step] : pieces) {
     items.push_back({sizeof(strata_fold_item), STRATA_ABI_MINOR, a.sum, a.from, a.count, STRATA_F32, a.dtype,
-                     a.is_first ? 0u : 1u, 0});
+                     a.is_first ? 0u : 1u, 0, a.squares});
     bytes += a.count * dtype_size(a.dtype);
   }
   span.note(bytes);
-  STRATA_RETURN_IF_ERROR(host_.fold(items));
-  for (const auto& [a, copied, done, step] : pieces) {
-    if (a.squares) STRATA_RETURN_IF_ERROR(host_.square_sums(a.sum, STRATA_F32, a.count, a.squares));
-  }
-  return Ok();
+  return host_.fold(items);
 }
 
 }  // namespace strata

@@ -1,8 +1,8 @@
 // host_sums.h - fp32 sums over micro-batches that lie in host memory alone, beside a device that reduces gradients.
 //
 // What a micro-batch's reduction brought is copied, in pieces, into a ring of page-locked memory; a thread of its own
-// waits for each copy and puts it into the sum: the first micro-batch is widened, the others are added, and after the
-// last one the sum is squared for the norm, while it is in the caches. That is the device's arithmetic in the device's
+// waits for each copy and puts it into the sum: the first micro-batch is widened, the others are added, and with the
+// last one each block of the sum is squared for the norm, while it is in the caches. That is the device's arithmetic in the device's
 // order, so where a sum lies changes no bit. Pieces are taken in in the order of their reductions.
 //
 // The ring is bounded: where the sums are that far behind, the collective thread waits. A failure ends everything that

@@ -240,20 +240,48 @@ strata_status STRATA_CALL device_accumulate(strata_device* self, float* dst, con
   });
 }
 
+void need_blocks(uint64_t count) {
+  if (count % STRATA_NORM_BLOCK != 0) {
+    raise(STRATA_INVALID_ARGUMENT, count, " elements are not a multiple of ", STRATA_NORM_BLOCK);
+  }
+}
+
+// Enqueues sums of squares; waits for the stream where a kernel cannot write to `sums`.
+void square(strata_device* self, const void* src, strata_dtype dtype, uint64_t count, double* sums, const Work& work) {
+  if (count == 0) return;
+  const auto launch = [&](double* out) {
+    check(launch_square_sums(out, src, dtype, count, work.stream), count, " elements of ", dtype_name(dtype));
+  };
+  if (reinterpret_cast<uintptr_t>(sums) % 8 == 0 && kernels_reach(sums, self->context.ordinal())) return launch(sums);
+  const uint64_t bytes = count / STRATA_NORM_BLOCK * sizeof(double);
+  const Scratch staged(self->memory.pool(), bytes, work.stream);
+  launch(static_cast<double*>(staged.data()));
+  check(cudaMemcpyAsync(sums, staged.data(), bytes, cudaMemcpyDefault, work.stream), bytes, " bytes of sums");
+  wait(work.stream, "sums of squares");
+}
+
 strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* items, uint64_t count,
                                       uint32_t stride, const strata_stream* stream) {
   return call(self, "device_cuda fold", [&] {
     const Work work = work_on(self, stream);
+    const auto item_at = [=](uint64_t i) -> const strata_fold_item& {
+      return *reinterpret_cast<const strata_fold_item*>(reinterpret_cast<const char*>(items) + i * stride);
+    };
     for (uint64_t i = 0; i < count; ++i) {
-      const auto& item = *reinterpret_cast<const strata_fold_item*>(reinterpret_cast<const char*>(items) + i * stride);
+      const strata_fold_item& item = item_at(i);
       need_float(item.src_dtype);
       need_float(item.dst_dtype);
       if (item.adds != 0 && item.dst_dtype != STRATA_F32) {
         raise(STRATA_INVALID_ARGUMENT, "item ", i, " adds to ", dtype_name(item.dst_dtype), ", only F32 (1) adds");
       }
       need_operands(self, item.dst, item.src, item.count);
+      if (item.squares) need_blocks(item.count);
     }
     check(launch_fold(items, count, stride, work.stream), count, " arrays");
+    for (uint64_t i = 0; i < count; ++i) {
+      const strata_fold_item& item = item_at(i);
+      if (item.squares) square(self, item.dst, item.dst_dtype, item.count, item.squares, work);
+    }
     finish(work, "a fold");
   });
 }
@@ -262,25 +290,11 @@ strata_status STRATA_CALL device_square_sums(strata_device* self, const void* sr
                                              double* sums, const strata_stream* stream) {
   return call(self, "device_cuda square_sums", [&] {
     need_float(dtype);
-    if (count % STRATA_NORM_BLOCK != 0) {
-      raise(STRATA_INVALID_ARGUMENT, count, " elements are not a multiple of ", STRATA_NORM_BLOCK);
-    }
+    need_blocks(count);
     const Work work = work_on(self, stream);
     need_source(self, src, count, sums, "sums");
-    if (count == 0) return;
-    const auto launch = [&](double* out) {
-      check(launch_square_sums(out, src, dtype, count, work.stream), count, " elements of ", dtype_name(dtype));
-    };
-    if (reinterpret_cast<uintptr_t>(sums) % 8 == 0 && kernels_reach(sums, self->context.ordinal())) {
-      launch(sums);
-      finish(work, "sums of squares");
-      return;
-    }
-    const uint64_t bytes = count / STRATA_NORM_BLOCK * sizeof(double);
-    const Scratch staged(self->memory.pool(), bytes, work.stream);
-    launch(static_cast<double*>(staged.data()));
-    check(cudaMemcpyAsync(sums, staged.data(), bytes, cudaMemcpyDefault, work.stream), bytes, " bytes of sums");
-    wait(work.stream, "sums of squares");
+    square(self, src, dtype, count, sums, work);
+    finish(work, "sums of squares");
   });
 }
 

@@ -246,22 +246,30 @@ strata_status check_item(strata_device* self, const strata_fold_item& item, cons
   for (strata_dtype dtype : {item.src_dtype, item.dst_dtype}) {
     if (strata_status code = check_numbers(self, "fold", dtype, item.count, item.src, item.dst, stream)) return code;
   }
+  if (item.squares && item.count % STRATA_NORM_BLOCK != 0) {
+    return bad_argument(self, "fold", "squares of " + std::to_string(item.count) + " elements, no multiple of 2048");
+  }
   if (item.adds == 0 || item.dst_dtype == STRATA_F32) return STRATA_OK;
   return bad_argument(self, "fold", "an item adds to dtype " + std::to_string(item.dst_dtype) + ", only F32 (1) adds");
 }
 
-bool is_widened(const strata_fold_item& item) { return item.adds == 0 && item.dst_dtype == STRATA_F32; }
-
-using Fold = void (*)(void* dst, const void* src, size_t count);
-
-Fold fold_of(const strata_device* self, const strata_fold_item& item, bool past_caches) {
-  const int from = index_of(item.src_dtype), to = index_of(item.dst_dtype);
-  if (item.adds != 0) return self->kernels->accumulate[from];
-  return past_caches && is_widened(item) ? self->kernels->widen_past_caches[from]
-                                         : self->kernels->cast[from][to][STRATA_ROUND_EVEN];
+bool is_only_widened(const strata_fold_item& item) {
+  return item.adds == 0 && item.dst_dtype == STRATA_F32 && !item.squares;
 }
 
-// Items lie one behind the other in one range, which is cut as a single array is: many small ones are one task.
+// Elements [first, first + count) of an item; `first` is a multiple of the norm's block.
+void fold_part(const Kernels& kernels, const strata_fold_item& item, uint64_t first, uint64_t count, bool past_caches) {
+  const int from = index_of(item.src_dtype), to = index_of(item.dst_dtype);
+  void* dst = at(item.dst, first * size_of(item.dst_dtype));
+  const auto fold = item.adds != 0                         ? kernels.accumulate[from]
+                    : past_caches && is_only_widened(item) ? kernels.widen_past_caches[from]
+                                                           : kernels.cast[from][to][STRATA_ROUND_EVEN];
+  fold(dst, at(item.src, first * size_of(item.src_dtype)), count);
+  if (item.squares) kernels.square_sums[to](item.squares + first / STRATA_NORM_BLOCK, dst, count);
+}
+
+// Items lie one behind the other in one range, which is cut as a single array is: many small ones are one task. Each
+// begins with a norm block of the range, so that no block is cut.
 strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* items, uint64_t count,
                                       uint32_t stride, const strata_stream* stream) {
   return guard(self->host, "device_host fold", [&]() -> strata_status {
@@ -270,17 +278,17 @@ strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_ite
     for (size_t i = 0; i < count; ++i) {
       const strata_fold_item& item = item_at(items, stride, i);
       if (strata_status code = check_item(self, item, stream)) return code;
-      ends.push_back(total += item.count);
-      widened += is_widened(item) ? item.count * sizeof(float) : 0;
+      ends.push_back(total += (item.count + STRATA_NORM_BLOCK - 1) / STRATA_NORM_BLOCK * STRATA_NORM_BLOCK);
+      widened += is_only_widened(item) ? item.count * sizeof(float) : 0;
     }
     in_float_blocks(self, total, [&](uint64_t begin, uint64_t n) {
       auto i = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
       for (const uint64_t end = begin + n; begin < end; ++i) {
         const strata_fold_item& item = item_at(items, stride, i);
-        const uint64_t first = begin + item.count - ends[i], part = std::min(end, ends[i]) - begin;
-        const Fold fold = fold_of(self, item, widened >= kPastCaches);
-        fold(at(item.dst, first * size_of(item.dst_dtype)), at(item.src, first * size_of(item.src_dtype)), part);
-        begin += part;
+        const uint64_t start = i > 0 ? ends[i - 1] : 0, last = std::min(end, ends[i]);
+        fold_part(*self->kernels, item, begin - start, std::min(last - start, item.count) - (begin - start),
+                  widened >= kPastCaches);
+        begin = last;
       }
     });
     return STRATA_OK;

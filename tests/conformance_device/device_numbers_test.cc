@@ -186,8 +186,16 @@ TEST_P(DeviceNumbers, FoldsManyAtOnce) {
       const size_t count = i + 1 == kItems ? kLast : i % 17 == 0 ? 0 : random() % (i % 20 == 1 ? kPlace - 64 : 500);
       const size_t in = i * kPlace * 4 / size_of(from) + random() % 32,
                    out = i * kPlace * 4 / size_of(to) + random() % 32;
-      pieces[i].item = {sizeof(Piece),  0, d.data() + out * size_of(to), s.data() + in * size_of(from), count, to, from,
-                        adds ? 1u : 0u, 0};
+      pieces[i].item = {sizeof(Piece),
+                        0,
+                        d.data() + out * size_of(to),
+                        s.data() + in * size_of(from),
+                        count,
+                        to,
+                        from,
+                        adds ? 1u : 0u,
+                        0,
+                        nullptr};
       for (size_t k = 0; k < count; ++k) {
         const float x = number(src, from, in + k);
         if (adds) {
@@ -206,6 +214,42 @@ TEST_P(DeviceNumbers, FoldsManyAtOnce) {
   EXPECT_EQ(api->fold(device, nullptr, 0, sizeof(Piece), &stream), STRATA_OK);
 }
 
+// Items whose results are squared, too, between others of any size: the sums that square_sums gives of what was stored.
+TEST_P(DeviceNumbers, FoldsAndSquaresInOneGo) {
+  if (!STRATA_HAS(api, strata_device_api, fold) || !api->fold) GTEST_SKIP() << "it leaves fold out";
+  constexpr size_t kItems = 24, kMost = 70 * STRATA_NORM_BLOCK;  // elements; more than one task of device_host
+  Buffer src(kItems * kMost * 4, 1), dst(src.bytes(), 2);
+  random_bits(src, 8);
+  random_bits(dst, 9);
+  std::vector<strata_fold_item> items;
+  std::vector<std::vector<double>> sums(kItems);
+  {
+    const There s(*this, src), d(*this, dst);
+    for (size_t i = 0; i < kItems; ++i) {
+      const bool adds = i % 4 == 3, squares = i % 2 == 1;
+      const strata_dtype from = kDtypes[i % 3], to = adds ? STRATA_F32 : kDtypes[i / 3 % 3];
+      const size_t blocks = i == 9 ? 70 : i % 5, count = blocks * STRATA_NORM_BLOCK + (squares ? 0 : i);
+      sums[i].assign(blocks + 1, -7);
+      items.push_back({sizeof(strata_fold_item), 0, d.data() + i * kMost * 4, s.data() + i * kMost * 4, count, to, from,
+                       adds ? 1u : 0u, 0, squares ? sums[i].data() : nullptr});
+    }
+    ASSERT_EQ(api->fold(device, items.data(), kItems, sizeof(items[0]), &stream), STRATA_OK);
+    d.back_to(dst);
+  }
+  for (size_t i = 0; i < kItems; ++i) {
+    const size_t blocks = sums[i].size() - 1, size = size_of(items[i].dst_dtype);
+    for (size_t b = 0; b < blocks && items[i].squares; ++b) {
+      std::vector<double> x(STRATA_NORM_BLOCK);
+      for (size_t k = 0; k < x.size(); ++k) {
+        x[k] = number(dst, items[i].dst_dtype, i * kMost * 4 / size + b * STRATA_NORM_BLOCK + k);
+      }
+      ASSERT_EQ(std::bit_cast<uint64_t>(sums[i][b]), std::bit_cast<uint64_t>(square_sum_of_block(x.data())))
+          << "item " << i << ", block " << b;
+    }
+    EXPECT_EQ(sums[i][blocks], -7);
+  }
+}
+
 // More fp32 than caches hold, at any address: a device may write it another way.
 TEST_P(DeviceNumbers, FoldsMoreThanCachesHold) {
   if (!STRATA_HAS(api, strata_device_api, fold) || !api->fold) GTEST_SKIP() << "it leaves fold out";
@@ -216,7 +260,7 @@ TEST_P(DeviceNumbers, FoldsMoreThanCachesHold) {
     random_bits(dst, 7);
     {
       const There s(*this, src), d(*this, dst);
-      const strata_fold_item item = {sizeof(item), 0, d.data(), s.data(), kCount, STRATA_F32, from, 0, 0};
+      const strata_fold_item item = {sizeof(item), 0, d.data(), s.data(), kCount, STRATA_F32, from, 0, 0, nullptr};
       ASSERT_EQ(api->fold(device, &item, 1, sizeof(item), &stream), STRATA_OK);
       d.back_to(dst);
     }
@@ -230,7 +274,7 @@ TEST_P(DeviceNumbers, AFoldRefusesWhatItCannotDo) {
   Buffer src(64), dst(64);
   const Buffer before = dst;
   const There s(*this, src), d(*this, dst);
-  const strata_fold_item good = {sizeof(good), 0, d.data(), s.data(), 4, STRATA_F32, STRATA_F32, 0, 0};
+  const strata_fold_item good = {sizeof(good), 0, d.data(), s.data(), 4, STRATA_F32, STRATA_F32, 0, 0, nullptr};
   const auto refused = [&](auto change) {
     std::vector<strata_fold_item> items = {good, good};
     items[1].dst = d.data() + 32;
@@ -243,6 +287,8 @@ TEST_P(DeviceNumbers, AFoldRefusesWhatItCannotDo) {
   EXPECT_THAT(refused([](strata_fold_item& i) { i.dst_dtype = STRATA_I64; }), HasSubstr("dtype 6"));
   EXPECT_THAT(refused([](strata_fold_item& i) { i.src = nullptr; }), HasSubstr("NULL"));
   EXPECT_THAT(refused([](strata_fold_item& i) { i.adds = 1, i.dst_dtype = STRATA_BF16; }), HasSubstr("only F32"));
+  double sum = 0;
+  EXPECT_THAT(refused([&](strata_fold_item& i) { i.squares = &sum; }), HasSubstr("multiple of 2048"));
   d.back_to(dst);
   EXPECT_TRUE(dst.with_edges() == before.with_edges());  // the good one was not done either
 }

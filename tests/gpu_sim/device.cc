@@ -203,12 +203,19 @@ strata_status STRATA_CALL device_accumulate(strata_device* self, float* dst, con
   });
 }
 
+void need_blocks(uint64_t count) {
+  if (count % STRATA_NORM_BLOCK != 0) {
+    raise(STRATA_INVALID_ARGUMENT, count, " elements are not a multiple of ", STRATA_NORM_BLOCK);
+  }
+}
+
 void need_item(const strata_fold_item& item) {
   need_numbers(item.src_dtype, item.count, item.src, item.dst);
   need_float(item.dst_dtype);
   if (item.adds != 0 && item.dst_dtype != STRATA_F32) {
     raise(STRATA_INVALID_ARGUMENT, "an item adds to dtype ", item.dst_dtype, ", only F32 (1) adds");
   }
+  if (item.squares) need_blocks(item.count);
 }
 
 strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_item* given, uint64_t count,
@@ -224,8 +231,9 @@ strata_status STRATA_CALL device_fold(strata_device* self, const strata_fold_ite
       for (auto item = items.rbegin(); item != items.rend(); ++item) {
         const int from = index_of(item->src_dtype), to = index_of(item->dst_dtype);
         auto* kernel = item->adds != 0 ? kernels().accumulate[from] : kernels().cast[from][to][STRATA_ROUND_EVEN];
-        kernel(memory->resolve(item->dst, item->count * size_of(item->dst_dtype), kPinned),
-               memory->resolve(item->src, item->count * size_of(item->src_dtype), kPinned), item->count);
+        void* dst = memory->resolve(item->dst, item->count * size_of(item->dst_dtype), kPinned);
+        kernel(dst, memory->resolve(item->src, item->count * size_of(item->src_dtype), kPinned), item->count);
+        if (item->squares) kernels().square_sums[to](item->squares, dst, item->count);
       }
     });
   });
@@ -235,9 +243,7 @@ strata_status STRATA_CALL device_square_sums(strata_device* self, const void* sr
                                              double* sums, const strata_stream* stream) {
   return guard(self->host, "gpu_sim square_sums", [&] {
     need_numbers(dtype, count, src, sums);
-    if (count % STRATA_NORM_BLOCK != 0) {
-      raise(STRATA_INVALID_ARGUMENT, count, " elements are not a multiple of ", STRATA_NORM_BLOCK);
-    }
+    need_blocks(count);
     if (self->memory().is_device(sums)) raise(STRATA_INVALID_ARGUMENT, "sums are in device memory");
     submit(self, "square_sums", stream, [=, memory = &self->memory()] {
       kernels().square_sums[index_of(dtype)](sums, memory->resolve(src, count * size_of(dtype), kPinned), count);

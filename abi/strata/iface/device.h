@@ -41,7 +41,8 @@ typedef struct strata_device_caps {
   uint64_t free_bytes; /* at the call */
 } strata_device_caps;
 
-/* One piece of `fold`: dst = src, rounded to nearest even, as `cast` does it, or dst += src as `accumulate` does. */
+/* One piece of `fold`: dst = src, rounded to nearest even, as `cast` does it, or dst += src as `accumulate` does; and,
+ * where `squares` is not NULL, of what dst is then what `square_sums` gives, in memory that is right for that. */
 typedef struct strata_fold_item {
   uint32_t struct_size;
   uint32_t abi_minor;
@@ -52,6 +53,7 @@ typedef struct strata_fold_item {
   strata_dtype src_dtype;
   uint32_t adds; /* 1: dst += src */
   uint32_t reserved;
+  double* squares; /* one a block; then `count` is a multiple of STRATA_NORM_BLOCK */
 } strata_fold_item;
 
 typedef struct strata_device_api {
@@ -119,9 +121,9 @@ typedef struct strata_device_api {
   /* Blocks the calling thread until that point is reached; the device's error, if any. [any][open] blocks */
   strata_status(STRATA_CALL* marker_wait_host)(strata_device* self, strata_marker* marker);
 
-  /* Optional (default: UNIMPLEMENTED, the caller makes a call per item). Many casts and accumulations in one go, with
-   * their bits. No item writes what another one reads or writes. `items` lie `stride` bytes apart. [any][open]
-   * items [call] */
+  /* Optional (default: UNIMPLEMENTED, the caller makes calls per item). Many casts and accumulations in one go, and sums
+   * of squares of their results while the caches have them, with their bits. No item writes what another one reads or
+   * writes. `items` lie `stride` bytes apart. [any][open] items [call] */
   strata_status(STRATA_CALL* fold)(strata_device* self, const strata_fold_item* items, uint64_t count, uint32_t stride,
                                    const strata_stream* stream);
 
