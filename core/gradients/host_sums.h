@@ -2,8 +2,8 @@
 //
 // What a micro-batch's reduction brought is copied, in pieces, into a ring of page-locked memory; a thread of its own
 // waits for each copy and puts it into the sum: the first micro-batch is widened, the others are added, and with the
-// last one each block of the sum is squared for the norm, while it is in the caches. That is the device's arithmetic in the device's
-// order, so where a sum lies changes no bit. Pieces are taken in in the order of their reductions.
+// last one each block of the sum is squared for the norm, while it is in the caches. That is the device's arithmetic in
+// the device's order, so where a sum lies changes no bit. Pieces are taken in in the order of their reductions.
 //
 // The ring is bounded: where the sums are that far behind, the collective thread waits. A failure ends everything that
 // comes after it, and is found by the collective thread, which tells the engine and the other ranks.

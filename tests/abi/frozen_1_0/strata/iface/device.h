@@ -121,9 +121,9 @@ typedef struct strata_device_api {
   /* Blocks the calling thread until that point is reached; the device's error, if any. [any][open] blocks */
   strata_status(STRATA_CALL* marker_wait_host)(strata_device* self, strata_marker* marker);
 
-  /* Optional (default: UNIMPLEMENTED, the caller makes calls per item). Many casts and accumulations in one go, and sums
-   * of squares of their results while the caches have them, with their bits. No item writes what another one reads or
-   * writes. `items` lie `stride` bytes apart. [any][open] items [call] */
+  /* Optional (default: UNIMPLEMENTED, the caller makes calls per item). Many casts and accumulations in one go, and
+   * sums of squares of their results while the caches have them, with their bits. No item writes what another one reads
+   * or writes. `items` lie `stride` bytes apart. [any][open] items [call] */
   strata_status(STRATA_CALL* fold)(strata_device* self, const strata_fold_item* items, uint64_t count, uint32_t stride,
                                    const strata_stream* stream);
 
