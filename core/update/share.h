@@ -21,10 +21,13 @@ class UpdateShare {
     double seconds = 0;
     double rate() const { return seconds > 0 ? static_cast<double>(elements) / seconds : 0; }
   };
-  // What the last step took. A side that had nothing to do says nothing.
+  // What the last step took. Of few parts a share near 0 or 1 leaves one side none, and that side says nothing: it goes
+  // towards one half then, so that the side is heard again.
   void measured(const Side& host, const Side& device) {
-    if (!measures_ || host.rate() <= 0 || device.rate() <= 0) return;
-    const double even = device.rate() / (host.rate() + device.rate());
+    if (!measures_) return;
+    const bool one_had_none = (host.elements == 0) != (device.elements == 0);
+    if (!one_had_none && (host.rate() <= 0 || device.rate() <= 0)) return;
+    const double even = one_had_none ? 0.5 : device.rate() / (host.rate() + device.rate());
     share_ = std::clamp((share_ + even) / 2, 0.02, 0.95);
   }
 

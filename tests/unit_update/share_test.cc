@@ -63,24 +63,34 @@ TEST(UpdateShare, LeavesBothSidesSomeWork) {
   }
 }
 
-// Before the first step nothing is known; after it, a side may have had nothing to do, or less than the clock shows.
-TEST(UpdateShare, StaysWhereASideSaysNothing) {
+// Before the first step nothing is known; after it, a side may have had less to do than the clock shows.
+TEST(UpdateShare, StaysWhereNothingIsKnown) {
   UpdateShare share(-1);
   const double first = share.share();
   EXPECT_GT(first, 0);
   EXPECT_LT(first, 1);
-  for (const auto& [host, device] : std::vector<std::pair<Side, Side>>{{{}, {}},
-                                                                       {{kElements, 0.1}, {}},
-                                                                       {{}, {kElements, 0.1}},
-                                                                       {{kElements, 0.1}, {kElements, 0}},
-                                                                       {{kElements, 0}, {kElements, 0.1}},
-                                                                       {{0, 0.1}, {kElements, 0.1}},
-                                                                       {{kElements, 0.1}, {0, 0.1}}}) {
+  for (const auto& [host, device] : std::vector<std::pair<Side, Side>>{
+           {{}, {}}, {{kElements, 0.1}, {kElements, 0}}, {{kElements, 0}, {kElements, 0.1}}, {{0, 0.1}, {0, 0.1}}}) {
     share.measured(host, device);
     EXPECT_EQ(share.share(), first);
   }
   share.measured({kElements, 0.1}, {kElements, 0.1});
   EXPECT_NE(share.share(), first);
+}
+
+// The share is met by whole parts: of a few, a share near 0 or 1 is none or all of them, of both sides' rates whatever.
+TEST(UpdateShare, ASideWithoutAPartIsHeardAgain) {
+  for (const auto& [host, device] : {std::pair{1.0, 1e3}, {1e3, 1.0}}) {
+    UpdateShare share(-1);
+    int heard = 0;
+    for (int i = 0; i < 60; ++i) {
+      const uint64_t on_device = static_cast<uint64_t>(std::lround(4 * share.share())), on_host = 4 - on_device;
+      share.measured({on_host, static_cast<double>(on_host) / host},
+                     {on_device, static_cast<double>(on_device) / device});
+      if (i >= 30 && on_host > 0 && on_device > 0) ++heard;
+    }
+    EXPECT_GE(heard, 10) << host << " and " << device;
+  }
 }
 
 TEST(UpdateShare, AFixedOneStays) {
