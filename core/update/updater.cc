@@ -11,7 +11,9 @@
 namespace strata {
 
 namespace {
-constexpr uint64_t kFromDisk = uint64_t{4} << 20;  // elements of a part that is read and written
+// Elements of a part: that is read and written; and whose new weights go through a buffer, so that a few of those fit
+// into as many bytes as buffers may have, whatever the model's largest unit is.
+constexpr uint64_t kFromDisk = uint64_t{4} << 20, kFromMemory = uint64_t{32} << 20;
 
 // A part is a sub-group, or as much of one as a buffer holds: the device lane's are for kStreamed.
 HostLane::Buffers update_buffers(const Settings& settings) {
@@ -24,7 +26,7 @@ HostLane::Buffers update_buffers(const Settings& settings) {
     why = "beside parts that the device updates it is at most " + std::to_string(part);
   }
   const auto round = [](uint64_t n) { return std::max(kShardElements, n / kShardElements * kShardElements); };
-  if (!nvme) return {round(part), 0, 1, 0, false, ""};
+  if (!nvme) return {round(std::min(part, kFromMemory)), 0, 1, 0, false, ""};
   const uint64_t asked = offload.buffer_size > 0 ? static_cast<uint64_t>(offload.buffer_size) : kFromDisk;
   if (asked <= part) why = "in steps of " + std::to_string(kShardElements);
   const auto count = static_cast<uint64_t>(offload.buffer_count);

@@ -1,5 +1,6 @@
 // Memory the engine hands out: fetched weights are read-only, gradients find room in any order of units, and the plan
 // is what is allocated.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -396,6 +397,26 @@ TEST(MemoryPlan, PinMemoryLocksWhatTheDeviceCopies) {
   EXPECT_EQ(pinned.said, size_text(pinned.bytes)) << "without split_update";
   std::map<std::string, uint64_t> planned = pinned.planned;
   EXPECT_EQ(pinned.bytes - plain.bytes, planned["reduced gradients"]);
+}
+
+// Buffers that new weights go through do not grow with the largest unit. Nothing of this size is allocated: the plan is
+// refused.
+TEST(MemoryPlan, BuffersOfNewWeightsAreBounded) {
+  for (const auto& [largest, said] : {std::pair{int64_t{1} << 27, "256.00 MiB"}, {int64_t{1} << 20, "24.00 MiB"}}) {
+    Trial t;
+    t.gpu = "gpu_sim";
+    t.stage = 3;
+    t.offload_optimizer = "cpu";
+    t.model = vectors({largest, 4096}, STRATA_BF16);
+    t.overrides = {"log_level=info", "host_memory_limit=1000000"};
+    std::string plan;
+    t.log = [&plan](strata_log_level, const std::string& text) { plan += text + "\n"; };
+    t.body = [&](int, strata_engine* e) {
+      EXPECT_THAT(build_model(e, t.model), testing::HasSubstr("host_memory_limit"));
+    };
+    run(t);
+    EXPECT_NE(plan.find(std::string("update buffers ") + said), std::string::npos) << plan;
+  }
 }
 
 }  // namespace
