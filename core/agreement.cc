@@ -82,8 +82,8 @@ Status Agreement::conclude_group(StepOutcome& outcome) {
                                               std::to_string(layout_.places.in_group(0)) +
                                               " (their hashes differ): the step is not applied"};
     }
+    if (std::isfinite(squares) && !std::isfinite(header.norm_partial)) outcome.says_why = r == layout_.rank;
     squares += header.norm_partial;
-    if (r == layout_.rank) outcome.own_part_finite = std::isfinite(header.norm_partial);
     const char* used = at + sizeof(header) + header.order_count * sizeof(uint32_t);
     for (size_t u = 0; u < outcome.used.size(); ++u) outcome.used[u] |= static_cast<uint8_t>(used[u]);
   }

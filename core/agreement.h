@@ -25,7 +25,7 @@ struct StepOutcome {
   double clip = 1;
   float grad_scale = 0;  // clip / (world * micro-batches), rounded once
   uint32_t apply = 0;
-  bool own_part_finite = true;
+  bool says_why = false;           // of the group's parts that are not finite this rank has the first
   bool any_used = false;           // a rank of this group handed over a gradient
   bool any_used_anywhere = false;  // false: no rank did, and the step changes nothing
   std::vector<uint8_t> used;       // by registered unit, on any rank

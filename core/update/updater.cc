@@ -218,12 +218,12 @@ void Updater::log_share() {
                              " % of the state in host memory is updated on the device");
 }
 
-// The gradient is not finite, or there is none: nothing changes, and the ranks that hold the cause say what it is.
+// The gradient is not finite, or there is none: nothing changes. The first rank that holds the cause says what it is.
 Status Updater::skip(UpdateJob& job) {
   if (!job.outcome->any_used_anywhere && layout_.places.world.rank == 0) {
     log_(STRATA_LOG_WARN, "step " + std::to_string(job.step) + " changes nothing: no rank handed over a gradient");
   }
-  if (!job.outcome->own_part_finite) {
+  if (job.outcome->says_why) {
     std::string param = "?";
     STRATA_RETURN_IF_ERROR(gradients_.find_nonfinite(&param));
     log_(STRATA_LOG_WARN, "step " + std::to_string(job.step) + " is skipped: the reduced gradient of param \"" + param +

@@ -1,5 +1,6 @@
 // Wrong numbers, ranks that differ, dead ranks: a clear error in bounded time, and nothing lost. Also the cases of
 // public trouble that are about numbers and ranks (numbers in brackets: cases of the project's list).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -28,13 +29,22 @@ TEST(Numbers, AnInfiniteGradientIsOneSkipOnAllRanks) {  // [31] [32]
         t.stage = stage;
         t.clip = 1.0;
         t.offload_optimizer = offload;
+        std::mutex lock;
+        std::vector<std::string> said;
+        t.log = [&](strata_log_level, const std::string& text) {
+          const std::lock_guard guard(lock);
+          said.push_back(text);
+        };
         run_body(t, [poison](int rank, strata_engine* e) {
           const Model m = vectors({300, 5000});
           ASSERT_EQ(build_model(e, m), "");
           Result before, after;
           for (int step = 1; step <= 5; ++step) {
             give_gradient(e, m, 0, 0.5f);
-            give_gradient(e, m, 1, step == 3 && rank == 1 ? poison : 0.25f);
+            std::vector<float> g(5000, 0.25f);
+            if (step == 3 && rank == 1) g[4500] = poison;  // one element, of rank 1's shard
+            const strata_tensor tensor = tensor_of(g, m.params[1].shape);
+            ASSERT_EQ(strata_grad(e, 1, &tensor, nullptr), STRATA_OK) << last();
             ASSERT_EQ(strata_end_backward(e), STRATA_OK) << last();
             if (step == 3) {
               ASSERT_EQ(strata_wait(e), STRATA_OK);
@@ -60,6 +70,10 @@ TEST(Numbers, AnInfiniteGradientIsOneSkipOnAllRanks) {  // [31] [32]
           EXPECT_EQ(info.applied_steps, 4u);
           EXPECT_EQ(info.skipped_steps, 1u);
         });
+        ASSERT_EQ(said.size(), 1u);  // of all ranks
+        EXPECT_THAT(said[0],
+                    testing::HasSubstr("step 3 is skipped: the reduced gradient of param \"p1\" is not finite on "
+                                       "rank 1;"));
       }
     }
   }
