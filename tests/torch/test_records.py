@@ -394,14 +394,17 @@ def test_18_more_than_the_budget_is_refused_before_it_is_taken():
     assert any(re.search(r"plan: cpu: in all .*\(\d+ bytes\)", line) for line in lines), lines
 
 
-def test_18_pinned_memory_or_a_stated_fallback():
-    """Memory that cannot be locked is ordinary memory, said once, with the same numbers."""
-    lines = []
+@pytest.mark.parametrize("budget", [None, 0, 8192])
+def test_18_pinned_memory_or_a_stated_fallback(budget):
+    """Memory that cannot be locked, or may not, is ordinary memory: said once, with the numbers and the same results."""
+    lines, given = [], [] if budget is None else [f"plugin.offload_cpu.pinned_budget_bytes={budget}"]
     model = small_gpt.make()
-    with strata.torch.prepare(model, text=small_gpt.text(), overrides=PINNED,
+    with strata.torch.prepare(model, text=small_gpt.text(), overrides=[*PINNED, *given],
                               log=lambda level, domain, text: lines.append(text)) as engine:
         losses = small_gpt.loop(model, engine, 5)
-    assert len([line for line in lines if re.search(r"pin_memory: .* wants \d+ bytes", line)]) <= 1, lines
+    (line,) = [line for line in lines if line.startswith("pin_memory: ")]
+    why = "the device plugin cannot lock memory" if budget is None else f"the pinned budget is {budget} bytes, 0 used"
+    assert re.search(rf'"reduced gradients" wants \d+ bytes, but {why}', line)
     assert losses == small_gpt.train(3, 5)[0]
 
 
