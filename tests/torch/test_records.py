@@ -396,7 +396,7 @@ def test_18_more_than_the_budget_is_refused_before_it_is_taken():
 
 @pytest.mark.parametrize("budget", [None, 0, 8192])
 def test_18_pinned_memory_or_a_stated_fallback(budget):
-    """Memory that cannot be locked, or may not, is ordinary memory: said once, with the numbers and the same results."""
+    """Memory that cannot or may not be locked is ordinary memory: said once, with the numbers and the same results."""
     lines, given = [], [] if budget is None else [f"plugin.offload_cpu.pinned_budget_bytes={budget}"]
     model = small_gpt.make()
     with strata.torch.prepare(model, text=small_gpt.text(), overrides=[*PINNED, *given],
