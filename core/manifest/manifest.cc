@@ -28,7 +28,7 @@ Status check_range(const ManifestKey& key, const TomlValue& value, double x) {
   if (r.low == 0 && r.high == 0) return Ok();
   if (x >= r.low && (r.below ? x < r.high : x <= r.high)) return Ok();
   if (x > r.high) return invalid("must be " + show_limit(r) + ", got " + show(value));
-  return invalid("must be " + key_range_name(key) + ", got " + show(value));
+  return invalid("must be " + key_range_name(key) + ", got " + show(value) + (x < r.low ? r.least : ""));
 }
 
 Status text_value(const TomlValue& value, std::string* out) {

@@ -16,6 +16,10 @@ constexpr double kMaxCount = 9.2e18;  // just inside 64 bits
 constexpr KeyRange kAtLeastZero{0, kMaxCount};
 constexpr KeyRange kAtLeastOne{1, kMaxCount};
 
+// The smallest buffers work with any model: what is larger passes in pieces.
+const char kLeastForState[] = "; 4 buffers of 2048 elements, 96 KiB of fp32 state, work with any model";
+const char kLeastForParams[] = "; a buffer of 2048 elements, 8 KiB in fp32, works with any model";
+
 // Rows are {path, field, default, doc[, optional, range, choices, DeepSpeed's spelling]}; what is left out is empty.
 // clang-format off
 std::vector<ManifestKey> batch_and_run_keys() {
@@ -194,11 +198,11 @@ std::vector<ManifestKey> offload_keys() {
        true},
       {o + "buffer_count", FIELD(zero_optimization.offload_optimizer.buffer_count), "4",
        "Buffers between disk and memory: parts of the state being read, updated and written at once. Only nvme.", false,
-       {4, 1024}},
+       {4, 1024, false, kLeastForState}},
       {o + "buffer_size", FIELD(zero_optimization.offload_optimizer.buffer_size), "4194304",
        "Elements whose state a buffer holds (12 bytes each if it is fp32), in steps of 2048; larger sub-groups are "
        "cut. Not given: 4194304, or sub_group_size if that is less. Only nvme.",
-       true, {2048, kMaxCount}},
+       true, {2048, kMaxCount, false, kLeastForState}},
       {o + "cpu_state_budget", FIELD(zero_optimization.offload_optimizer.cpu_state_budget), "0",
        "Bytes of host memory for state that is kept out of the disk: the same share of every unit. Only nvme.", false,
        kAtLeastZero},
@@ -216,11 +220,11 @@ std::vector<ManifestKey> offload_keys() {
        "Directory of the params' files; where the state is on nvme, too, the same. Only nvme, and needed there.", true},
       {p + "buffer_count", FIELD(zero_optimization.offload_param.buffer_count), "5",
        "Buffers that params pass through from the disk, read ahead in the recorded order. Only nvme.", false,
-       {1, 1024}},
+       {1, 1024, false, kLeastForParams}},
       {p + "buffer_size", FIELD(zero_optimization.offload_param.buffer_size), "8388608",
        "Elements of such a buffer, in steps of 2048; larger shards pass in pieces. Not given: 8388608, or the largest "
        "shard if that is less. Only nvme.",
-       true, {2048, kMaxCount}},
+       true, {2048, kMaxCount, false, kLeastForParams}},
       {p + "max_in_cpu", FIELD(zero_optimization.offload_param.max_in_cpu), "1e9",
        "Elements of params that this rank keeps in host memory and not on disk: whole units, spread over the order. "
        "Only nvme.", false, kAtLeastZero},

@@ -33,10 +33,11 @@ struct KeyChoice {
   int32_t number;
 };
 
-// Closed at both ends unless `below` says that `high` itself is out.
+// Closed at both ends unless `below` says that `high` itself is out. `least`: what the lowest value costs, in the error.
 struct KeyRange {
   double low, high;
   bool below = false;
+  const char* least = "";
 };
 
 struct ManifestKey {
