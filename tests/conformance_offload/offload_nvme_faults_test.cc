@@ -231,6 +231,35 @@ TEST_P(NvmeFaultsBothWays, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   faults().hang = false;
 }
 
+// Ranks of a machine share a path, and neither queues nor locks: one whose transfers stand still, more of them than it
+// may have under way, holds up nothing of another one's.
+TEST_P(NvmeFaultsBothWays, ARankThatWaitsHoldsUpNoOther) {
+  Tier other(linked());
+  ASSERT_EQ(tier.open(options(GetParam())), STRATA_OK);
+  ASSERT_EQ(other.open(options(GetParam())), STRATA_OK);
+  alignas(4096) static char data[kMiB], mine[4 * kMiB];
+  const strata_region region = tier.alloc(kMiB), free_one = other.alloc(4 * kMiB);
+  ASSERT_EQ(tier.write(region, 0, data, kMiB), STRATA_OK);
+  faults().stuck_reads = true;
+  std::vector<Event> stuck;
+  for (uint64_t i = 0; i < 32; ++i) {
+    stuck.push_back(Event::create());
+    ASSERT_EQ(tier.read(region, i * 32768, data + i * 32768, 32768, stuck.back().get()), STRATA_OK);
+  }
+  for (int round = 0; round < 20; ++round) {
+    const Event done = Event::create();
+    ASSERT_EQ(other.write(free_one, 0, mine, 4 * kMiB, done.get()), STRATA_OK);
+    ASSERT_TRUE(done->wait(std::chrono::seconds(20)).ok()) << round;
+  }
+  for (const Event& each : stuck) EXPECT_FALSE(each->is_set());
+  faults().stuck_reads = false;
+  // Those under way fail now; those behind them find a disk that answers.
+  for (const Event& each : stuck) EXPECT_NE(each->wait(std::chrono::seconds(20)).code(), STRATA_DEADLINE_EXCEEDED);
+  other.close();
+  tier.close();
+  EXPECT_EQ(dir.entries(), 0u);
+}
+
 // While a disk works it is busy, once for all that is under way; one of two disks is half of the time.
 TEST_P(NvmeFaultsBothWays, TimeUnderWayIsCountedOnceAndIsTheMeanOfTheDisks) {
   alignas(4096) static char data[4 * kMiB];
