@@ -56,7 +56,17 @@ struct Snapshot::Description {
     const auto [u, i] = self.places[segment];
     const Segment& s = self.snapshot.layout_.units[u].segments[i];
     const uint64_t first = offset - self.snapshot.layout_.owned(s).begin;
-    return keep_failure(self.snapshot.tensors_.export_owned(u, i, self.arrays[segment][array].name, first, count, dst));
+    const strata_ckpt_array& what = self.arrays[segment][array];
+    const Status status = self.snapshot.tensors_.export_owned(u, i, what.name, first, count, dst);
+    if (!status.ok()) return keep_failure(status);
+    for (const Range& gap : s.gaps) {  // whatever memory has there
+      const Range inside = intersect(gap, {offset, offset + count});
+      const uint64_t size = dtype_size(what.dtype);
+      if (inside.size() > 0) {
+        std::memset(static_cast<char*>(dst) + (inside.begin - offset) * size, 0, inside.size() * size);
+      }
+    }
+    return STRATA_OK;
   }
 };
 
