@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <random>
@@ -397,6 +398,90 @@ TEST(MemoryPlan, PinMemoryLocksWhatTheDeviceCopies) {
   EXPECT_EQ(pinned.said, size_text(pinned.bytes)) << "without split_update";
   std::map<std::string, uint64_t> planned = pinned.planned;
   EXPECT_EQ(pinned.bytes - plain.bytes, planned["reduced gradients"]);
+}
+
+// ---- cases.md [18]: pinned memory runs out -----------------------------------------------------------------------
+
+// A run with page-locked memory for offloaded state, and what was locked, on all ranks, when each line was said.
+struct Locking {
+  Result result;
+  std::vector<std::pair<std::string, uint64_t>> lines;
+  uint64_t locked = 0;
+  std::vector<std::pair<std::string, uint64_t>> said(const std::string& begin) const {
+    std::vector<std::pair<std::string, uint64_t>> found;
+    for (const auto& line : lines) {
+      if (line.first.rfind(begin, 0) == 0) found.push_back(line);
+    }
+    return found;
+  }
+};
+
+Locking locking(int world, const std::string& budget) {
+  static int serial = 0;
+  const std::string tag = "locking-" + std::to_string(serial++);
+  const auto* seen = load<strata_fault_control_api>("fault", STRATA_FAULT_CONTROL);
+  const auto locked = [&] { return seen->bytes_seen(tag.c_str(), -1, "alloc_pinned"); };
+  Trial t;
+  t.gpu = "gpu_sim";
+  t.world = world;
+  t.stage = 3;
+  t.offload_optimizer = t.offload_param = "cpu";
+  t.overrides = {"plugins.device=fault", "log_level=info", "zero_optimization.param_persistence_threshold=0"};
+  t.manifest_extra = "[plugin.fault]\nwraps = \"gpu_sim\"\ntag = \"" + tag + "\"\n";
+  if (!budget.empty()) {
+    t.overrides.push_back("zero_optimization.offload_param.pin_memory=true");
+    t.overrides.push_back("plugin.offload_cpu.pinned_budget_bytes=" + budget);
+  }
+  std::mutex lock;
+  Locking run_of;
+  t.log = [&](strata_log_level, const std::string& text) {
+    const std::lock_guard guard(lock);
+    run_of.lines.emplace_back(text, locked());
+  };
+  run_of.result = run(t);
+  run_of.locked = locked();
+  EXPECT_EQ(run_of.result.error, "");
+  return run_of;
+}
+
+TEST(PinnedBudget, IsSaidBeforeItIsTakenAndKeptWithTheSameNumbers) {
+  load<strata_device_api>("fault", STRATA_DEVICE);
+  for (const int world : {1, 2}) {
+    const auto ranks = static_cast<uint64_t>(world);
+    const Locking plain = locking(world, "");
+    const uint64_t wanted = (locking(world, "-1").locked - plain.locked) / ranks;  // per rank
+    ASSERT_GT(wanted, 1u << 15);
+    for (const uint64_t budget : {uint64_t{0}, uint64_t{4096}, wanted / 2, wanted - 1, wanted}) {
+      SCOPED_TRACE("world " + std::to_string(world) + ", " + std::to_string(budget) + " of " + std::to_string(wanted));
+      const Locking limited = locking(world, std::to_string(budget));
+      EXPECT_TRUE(limited.result == plain.result) << "the numbers changed";
+      EXPECT_LE(limited.locked - plain.locked, budget * ranks);
+      // All that is needed, before any of it is taken: the plan.
+      const auto needed = limited.said("plan: cpu: in all ");
+      ASSERT_GE(needed.size(), 1u);
+      EXPECT_EQ(needed[0].second, 0u);
+      // What one region needs and what is allowed, once on each rank.
+      const auto warnings = limited.said("pin_memory: ");
+      ASSERT_EQ(warnings.size(), budget < wanted ? ranks : 0u);
+      for (const auto& [text, locked] : warnings) {
+        uint64_t wants = 0, allowed = 0, used = 0;
+        const size_t at = text.find(" wants ");
+        ASSERT_NE(at, text.npos) << text;
+        ASSERT_EQ(std::sscanf(text.c_str() + at,
+                              " wants %lu bytes, but the pinned budget is %lu bytes, %lu used (option "
+                              "pinned_budget_bytes); it and later",
+                              &wants, &allowed, &used),
+                  3)
+            << text;
+        EXPECT_EQ(allowed, budget);
+        EXPECT_GT(wants + used, allowed);
+        EXPECT_LE(used, allowed);
+        if (world == 1) {
+          EXPECT_LE(locked, plain.locked + used) << "it was taken before it was said";
+        }
+      }
+    }
+  }
 }
 
 // Buffers that new weights go through do not grow with the largest unit. Nothing of this size is allocated: the plan is
