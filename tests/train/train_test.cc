@@ -89,21 +89,20 @@ std::vector<Trial> placements(const Trial& base) {
   with("offload_optimizer cpu", {z + "offload_optimizer.device=cpu"});
   with("small sub-groups", {z + "sub_group_size=2048"});
   with("odd sub-groups", {z + "sub_group_size=5000"});
-  with("tiny buckets", {z + "reduce_bucket_size=7"});
-  with("tiny buckets, no overlap", {z + "reduce_bucket_size=7", z + "overlap_comm=false"});
-  with("small buckets", {z + "reduce_bucket_size=64"});
-  with("small buckets, no overlap", {z + "reduce_bucket_size=64", z + "overlap_comm=false"});
   with("middle buckets", {z + "reduce_bucket_size=8192"});
-  with("no overlap", {z + "overlap_comm=false"});
   with("gradients in the host's tensors", {z + "contiguous_gradients=false"});
   with("scalar AdamW", {});
   trials.back().manifest_extra = "[plugin.optim_adamw]\nisa = \"scalar\"\n";
   with("three threads", {"threads=3"});
-  for (const char* bucket : {"7", "64", "1e9"}) {  // [36]
-    with(std::string("late reductions, buckets of ") + bucket,
-         {z + "reduce_bucket_size=" + bucket, "plugins.collective=fault"});
-    trials.back().manifest_extra =
-        "[plugin.fault]\nwraps = \"comm_local\"\nrules = \"reduce_scatter:*:late=2, all_reduce:*:late=2\"\n";
+  for (const std::string bucket : {"7", "64", "1e9"}) {  // [36]
+    for (const std::string overlap : {"true", "false"}) {
+      const std::string buckets = "buckets of " + bucket + ", overlap " + overlap;
+      with(buckets, {z + "reduce_bucket_size=" + bucket, z + "overlap_comm=" + overlap});
+      with(buckets + ", late reductions", trials.back().overrides);
+      trials.back().overrides.push_back("plugins.collective=fault");
+      trials.back().manifest_extra =
+          "[plugin.fault]\nwraps = \"comm_local\"\nrules = \"reduce_scatter:*:late=2, all_reduce:*:late=2\"\n";
+    }
   }
   with("split master", {"optimizer.params.state_layout=split"});
   if (base.stage == 3) {
