@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -276,16 +277,24 @@ def test_06_written_by_one_rank_while_gathered():
     on_ranks(2, work)
 
 
-def test_06_written_while_gathered_with_check_weights():
-    """Refused on all ranks, and the values are the old ones."""
+@pytest.mark.parametrize("write", [lambda p: p.fill_(7), lambda p: p.numpy().fill(7)], ids=["torch", "numpy"])
+@pytest.mark.parametrize("who, on", [((0, 1), "all 2 ranks"), ((0,), "rank 0"), ((1,), "rank 1")])
+def test_06_written_while_gathered_with_check_weights(who, on, write):
+    """Refused on all ranks, which hear who wrote what; the values are the old ones, and the run goes on."""
+    match = rf'it failed on {on}: .*param "layers.0.weight" of unit "Units" was written between fetch and release'
+
     def work(rank):
         model = Units(lambda layers, x: layers[0](x).sum(), linear(10, 1, 0))
         with small_gpt.prepare(model, thread_rank=rank, extra=["check_weights=true"]) as engine:
-            with pytest.raises(strata.FailedPrecondition, match='"layers.0.weight" of unit "Units" was written'):
+            with pytest.raises(strata.FailedPrecondition, match=match):
                 with engine.gathered(model), torch.no_grad():
-                    model.layers[0].weight.fill_(7)
+                    if engine.rank in who:
+                        write(model.layers[0].weight)
             with engine.gathered(model):
-                return model.layers[0].weight.clone()
+                values = model.layers[0].weight.clone()
+            engine.backward(model(torch.ones(1, 1)))
+            engine.step()
+            return values
 
     for value in on_ranks(2, work):
         assert torch.equal(value, linear(10, 1, 0).weight)
@@ -445,6 +454,39 @@ def test_31_32_steps_that_are_not_finite_are_skipped_on_all_ranks(stage, value, 
     assert re.search(r'step 3 is skipped: the reduced gradient of param "[\w.]+" is not finite on rank [01];', line)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_32_one_bad_element_of_one_rank_is_one_line(stage, bf16):
+    """It names the param, and the rank whose part it is in, which is rank 0 whoever had it."""
+    said, at = [], {}
+
+    def spoil(gradient):
+        if at.get(threading.get_ident()) == (1, 2):  # (rank, step)
+            gradient = gradient.clone()
+            gradient[5] = math.inf
+        return gradient
+
+    def work(rank):
+        model = small_gpt.make(layers=1)
+        with strata.torch.prepare(model, text=small_gpt.text(stage, bf16=bf16), thread_rank=rank,
+                                  overrides=["log_level=info"],
+                                  log=lambda level, domain, text: said.append(text)) as engine:
+            model.blocks[0].norm1.weight.register_hook(spoil)
+            applied = []
+            for step in range(5):
+                at[threading.get_ident()] = (engine.rank, step)
+                engine.backward(model(*small_gpt.batch(step, engine.rank)))
+                engine.step()
+                applied.append(engine.core.info().was_applied)
+            return applied, engine.core.info()
+
+    for applied, info in on_ranks(2, work):
+        assert applied == [1, 1, 0, 1, 1]
+        assert (info.steps, info.applied_steps, info.skipped_steps) == (5, 4, 1)
+    (line,) = [text for text in said if "skipped" in text]
+    assert 'step 3 is skipped: the reduced gradient of param "blocks.0.norm1.weight" is not finite on rank 0;' in line
+
+
 # ---- 59: which GPU ---------------------------------------------------------------------------------------------------
 
 SHOW_GPU = """
@@ -479,6 +521,16 @@ def test_59_runs_on_the_cpu_need_no_variable(monkeypatch):
 def test_59_without_a_gpu_device_cuda_is_refused():
     with pytest.raises(strata.FailedPrecondition, match="device_cuda.*(no NVIDIA driver|no GPU is visible)"):
         small_gpt.prepare(small_gpt.make(), extra=["plugins.device=device_cuda"])
+
+
+@on_gpus(1)
+def test_59_a_model_on_a_gpu_under_a_manifest_of_host_memory_is_refused():
+    model = small_gpt.make(layers=1).cuda()
+    with pytest.raises(strata.InvalidArgument,
+                       match=r'param "tokens.weight" is on cuda:0, and plugins.device = "device_host" trains in host '
+                             r'memory: choose "device_cuda" .*, or leave the model on the CPU'):
+        small_gpt.prepare(model)
+    small_gpt.train(3, 1, model=model.cpu())  # it is as it was
 
 
 @on_gpus(1)
