@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 namespace strata::bench {
 
@@ -67,9 +68,24 @@ std::string make_folder(const std::string& parent) {
   if (!::mkdtemp(path.data())) die(path + ": " + std::strerror(errno));
   return path;
 }
+
+// A bench that fails ends by exit, which unwinds nothing.
+std::set<std::string>& folders() {
+  static std::set<std::string> open;
+  return open;
+}
+void remove_folders() {
+  for (const std::string& path : folders()) std::filesystem::remove_all(path);
+}
 }  // namespace
 
-Folder::Folder(const std::string& parent) : path(make_folder(parent)) {}
-Folder::~Folder() { std::filesystem::remove_all(path); }
+Folder::Folder(const std::string& parent) : path(make_folder(parent)) {
+  if (folders().empty()) std::atexit(remove_folders);
+  folders().insert(path);
+}
+Folder::~Folder() {
+  std::filesystem::remove_all(path);
+  folders().erase(path);
+}
 
 }  // namespace strata::bench

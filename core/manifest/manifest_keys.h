@@ -33,7 +33,7 @@ struct KeyChoice {
   int32_t number;
 };
 
-// Closed at both ends unless `below` says that `high` itself is out. `least`: what the lowest value costs, in the error.
+// Closed at both ends unless `below` says that `high` itself is out. `least`: what the lowest value costs, for errors.
 struct KeyRange {
   double low, high;
   bool below = false;
