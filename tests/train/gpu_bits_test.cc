@@ -2,53 +2,10 @@
 // are any.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "tests/train/shapes.h"
 
 namespace strata::test {
 namespace {
-
-// [09] What no param covers is zeros that the engine wrote, on a device whose fresh memory is NaN: weights, moments and
-// norms have the bits of a run where memory starts as zeros, and are finite.
-TEST(GpuPadding, IsNeverSeen) {
-  Trial t;
-  t.world = 4;
-  t.clip = 0.05;
-  t.model.units = {"unit"};
-  t.model.params.clear();
-  for (const int64_t elements : {5, 7, 3}) {
-    t.model.params.push_back({"p" + std::to_string(elements), {elements}, STRATA_BF16, 0, 0, false, -1});
-  }
-  for (const int stage : {0, 1, 2, 3}) {
-    for (const int micro_batches : {1, 3}) {
-      for (const char* offload : {"none", "cpu"}) {
-        t.stage = stage;
-        t.micro_batches = micro_batches;
-        t.offload_optimizer = offload;
-        t.overrides.clear();
-        if (stage == 3) t.overrides.push_back("zero_optimization.param_persistence_threshold=0");
-        t.gpu = "";
-        const Result plain = run(t);
-        t.gpu = "gpu_sim";
-        const Result poisoned = run(t);
-        t.lend = true;
-        const Result lent = run(t);
-        t.lend = false;
-        ASSERT_EQ(plain.error + poisoned.error + lent.error, "");
-        EXPECT_TRUE(poisoned == plain && lent == plain)
-            << "stage " << stage << ", " << micro_batches << ", " << offload;
-        for (const auto* arrays : {&poisoned.weights, &poisoned.master, &poisoned.exp_avg, &poisoned.exp_avg_sq}) {
-          for (const auto& [name, values] : *arrays) {
-            EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); })) << name;
-          }
-        }
-        for (const double norm : poisoned.norms) EXPECT_TRUE(std::isfinite(norm));
-      }
-    }
-  }
-}
 
 // A device whose work is late changes nothing, with as little waiting as there is: the host's stream, the gathers, the
 // reductions and the updates each run on a queue of their own.
