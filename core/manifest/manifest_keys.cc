@@ -39,8 +39,7 @@ std::vector<ManifestKey> batch_and_run_keys() {
        false, {1, 65535}},
       {"steps_per_print", FIELD(steps_per_print), "10",
        "Optimizer steps between two lines of rank 0 with loss, norm, speed, memory and bytes, and of "
-       "wall_clock_breakdown; 0: none.",
-       false, kAtLeastZero},
+       "wall_clock_breakdown; 0: none.", false, kAtLeastZero},
       {"gradient_clipping", FIELD(gradient_clipping), "0.0",
        "Largest global gradient norm; larger gradients are scaled down to it; 0: no clipping.", false, {0, 1e30}},
       {"communication_data_type", CHOICE(communication_data_type), "\"\"",
@@ -87,18 +86,15 @@ std::vector<ManifestKey> trace_keys() {
 
 std::vector<ManifestKey> plugin_keys() {
   return {
-      {"plugins.device", FIELD(plugins.device), "\"device_host\"",
-       "Where weights are used."},
+      {"plugins.device", FIELD(plugins.device), "\"device_host\"", "Where weights are used."},
       {"plugins.host_device", FIELD(plugins.host_device), "\"device_host\"",
        "Adds up gradients of several micro-batches in host memory, where a device's optimizer state is offloaded."},
-      {"plugins.collective", FIELD(plugins.collective), "\"comm_local\"",
-       "How ranks exchange memory."},
+      {"plugins.collective", FIELD(plugins.collective), "\"comm_local\"", "How ranks exchange memory."},
       {"plugins.offload_cpu", FIELD(plugins.offload_cpu), "\"offload_cpu\"",
        "The tier behind device = \"cpu\"."},
       {"plugins.offload_nvme", FIELD(plugins.offload_nvme), "\"offload_nvme\"",
        "The tier behind device = \"nvme\"."},
-      {"plugins.optimizer", FIELD(plugins.optimizer), "\"optim_adamw\"",
-       "The update."},
+      {"plugins.optimizer", FIELD(plugins.optimizer), "\"optim_adamw\"", "The update."},
       {"plugins.device_optimizer", FIELD(plugins.device_optimizer), "\"optim_adamw_cuda\"",
        "The same update on the device, where split_update, device_state_budget or ratio lets it have a part."},
       {"plugins.checkpoint", FIELD(plugins.checkpoint), "\"checkpoint\"",
@@ -129,8 +125,7 @@ std::vector<ManifestKey> precision_and_optimizer_keys() {
        "Decoupled weight decay; false with type = \"Adam\" unless given."},
       {"optimizer.params.state_layout", FIELD(optimizer.state_layout), "\"whole\"",
        "whole: fp32 master weights, 12 bytes of state per param; split: only their low 16 bits beside the bf16 weight, "
-       "10 bytes.",
-       false, {}, {{"whole", 0}, {"split", 0}}},
+       "10 bytes.", false, {}, {{"whole", 0}, {"split", 0}}},
   };
 }
 
