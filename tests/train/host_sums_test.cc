@@ -111,7 +111,8 @@ TEST_P(HostSumsKeepBits, Real) {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, HostSumsKeepBits, testing::ValuesIn(shapes()), shape_name);
 
-// Sums where updates and tiers cannot reach them directly, and units that get no gradient.
+// Sums where updates and tiers cannot reach them directly, with a device of host memory that folds one by one, and
+// units that get no gradient.
 TEST(HostSums, KeepBitsInOtherPlaces) {
   for (const int world : {1, 2}) {
     Trial t = on_gpu(3, world, 2);
@@ -121,7 +122,9 @@ TEST(HostSums, KeepBitsInOtherPlaces) {
     t.offload_param = "cpu";
     Trial hidden = with(t, {"plugins.offload_cpu=fault"});
     hidden.manifest_extra = "[plugin.fault]\nwraps = \"offload_cpu\"\nhide_map = true\n";
-    for (const Trial& other : {t, hidden}) {
+    Trial single = with(t, {"plugins.host_device=fault"});
+    single.manifest_extra = "[plugin.fault]\nwraps = \"device_host\"\nrules = \"fold:*:fail=UNIMPLEMENTED\"\n";
+    for (const Trial& other : {t, hidden, single}) {
       const Result got = run(other);
       ASSERT_EQ(got.error, "") << world;
       EXPECT_TRUE(got == wanted) << world;
