@@ -5,9 +5,8 @@
 //   stream(p, v), end_streams()                    fp32 past the caches to where p is a multiple of v's size
 //   add(a, b)                                      fp32
 //   any_nonfinite(v)
-//   load_double<dtype>(p), add(a, b), square(a), store_double<dtype>(p, v)   fp64; the lanes of what was loaded may be
-//   in any order, which store undoes add_square(a, b)                               a * a + b, for an `a` whose square
-//   is exact: fused or not is the same
+//   load_double<dtype>(p), add(a, b), square(a), store_double<dtype>(p, v)   fp64, lanes in an order that store undoes
+//   add_square(a, b)                               a * a + b, fused or not: squares are exact
 // What does not fill a vector goes through Scalar, which is also the V of the scalar table. Everything is in an
 // unnamed namespace: the same template compiled for another instruction set is another function.
 #pragma once
