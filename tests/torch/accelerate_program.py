@@ -7,9 +7,14 @@ import conftest  # noqa: F401 paths and threads
 import hf
 
 
-def main(out):
+def reference():
     plain = hf.prepared(False)
-    found = {"plain": hf.loop(*plain), "plain predictions": hf.evaluate(*plain[:2]).tolist()}
+    return {"plain": hf.loop(*plain), "plain predictions": hf.evaluate(*plain[:2]).tolist()}
+
+
+def main(out):
+    found = reference()
+    hf.free_ddp()
     hf.AcceleratorState._reset_state()
     mine, *parts = hf.prepared(True, False)
     mine.print("from the main process")

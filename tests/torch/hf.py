@@ -3,6 +3,8 @@
 Every run returns what it would print: the losses, norms and learning rates of all steps. Plain runs are transformers'
 Trainer and accelerate's Accelerator, with DDP where there are several ranks.
 """
+import gc
+
 import accelerate
 import torch
 import transformers
@@ -86,6 +88,14 @@ def close(a_trainer):
     """Before the next one: accelerate's state is one per process."""
     if getattr(a_trainer, "engine", None) is not None:
         a_trainer.engine.close()
+
+
+def free_ddp():
+    """Before the process group ends: what a plain run has left of DDP would be the last to hold it, and then waits for
+    Gloo's thread with the interpreter's lock, which that thread may want (torch 2.11)."""
+    gc.collect()
+    left = [o for o in gc.get_objects() if isinstance(o, torch.nn.parallel.DistributedDataParallel)]
+    assert not left, [sorted(map(type, gc.get_referrers(o)), key=str) for o in left]
 
 
 # ---- a loop written for accelerate --------------------------------------------------------------------------------

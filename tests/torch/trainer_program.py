@@ -47,6 +47,7 @@ def main(out, device):
     result["resumed"] = hf.history(trainer)[3:]
     hf.close(trainer)
     (out / f"rank{result['rank']}.json").write_text(json.dumps(result))
+    hf.free_ddp()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # its threads do not outlive the interpreter
 
