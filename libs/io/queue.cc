@@ -1,31 +1,12 @@
 #include "io/queue.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <cerrno>
 #include <future>
 
+#include "io/blocked_signals.h"
 #include "io/board.h"
 
 namespace strata::io {
-namespace {
-
-// Signals are for the host's threads: new threads inherit the mask of the one that makes them.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
 
 int Server::register_memory(void*, uint64_t) { return ENOTSUP; }
 
