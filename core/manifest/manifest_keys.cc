@@ -17,8 +17,11 @@ constexpr KeyRange kAtLeastZero{0, kMaxCount};
 constexpr KeyRange kAtLeastOne{1, kMaxCount};
 
 // The smallest buffers work with any model: what is larger passes in pieces.
-const char kLeastForState[] = "; 4 buffers of 2048 elements, 96 KiB of fp32 state, work with any model";
-const char kLeastForParams[] = "; a buffer of 2048 elements, 8 KiB in fp32, works with any model";
+const char kLeastForState[] =
+    "; buffer_count = 4 and buffer_size = 2048 work with any model: 98304 bytes of host memory for fp32 state, with "
+    "weights on a GPU or on disk up to 131072";
+const char kLeastForParams[] =
+    "; buffer_count = 1 and buffer_size = 2048 work with any model: 4096 bytes of host memory, 8192 for fp32 params";
 
 // Rows are {path, field, default, doc[, optional, range, choices, DeepSpeed's spelling]}; what is left out is empty.
 // clang-format off

@@ -353,6 +353,34 @@ TEST(Nvme, HostMemoryIsBuffersCacheAndGradients) {
   EXPECT_EQ(disk.at("weight shards"), kAll / 2 * 2);
 }
 
+// The least that the manifest takes, as its refusal of less says (core/manifest/manifest_keys.cc), with params that are
+// larger than a buffer.
+TEST(Nvme, TheSmallestBuffersTakeWhatTheirRefusalSays) {
+  DiskDir dir;
+  for (const auto& [dtype, gpu, params, state_bytes, param_bytes] : {std::tuple{STRATA_F32, "", false, 98304u, 0u},
+                                                                     {STRATA_F32, "gpu_sim", false, 131072u, 0u},
+                                                                     {STRATA_F32, "", true, 131072u, 8192u},
+                                                                     {STRATA_BF16, "", true, 114688u, 4096u}}) {
+    Trial t = on_disk({}, dir.path);
+    t.stage = 3;
+    t.gpu = gpu;
+    t.model = vectors({1 << 14, 2049}, dtype);
+    t.overrides.insert(t.overrides.end(), {"zero_optimization.param_persistence_threshold=0",
+                                           kState + "buffer_size=2048", kState + "buffer_count=4"});
+    if (params) {
+      for (const char* text : {"device=nvme", "max_in_cpu=0", "buffer_size=2048", "buffer_count=1"}) {
+        t.overrides.push_back(kParam + text);
+      }
+      t.overrides.push_back(kParam + "nvme_path=" + dir.path);
+    }
+    std::map<std::string, uint64_t> planned = plan_of(t, 1);
+    for (const auto& [what, bytes] : plan_of(t, 0)) planned[what] += bytes;
+    EXPECT_EQ(planned["update buffers"], state_bytes) << gpu << params;
+    EXPECT_EQ(planned["weight shard buffers"], param_bytes) << gpu << params;
+    EXPECT_EQ(run(t).error, "") << gpu << params;
+  }
+}
+
 // What the tier itself takes counts against the limit, before anything is allocated: checksums as well.
 TEST(Nvme, TheTiersOwnMemoryIsInThePlan) {
   constexpr uint64_t kMiB = 1 << 20, kEach = kMiB / 12 * 8;

@@ -105,12 +105,17 @@ TEST(ManifestRules, TierKeysNeedTheirTier) {
             "m.toml:1:37: `zero_optimization.offload_optimizer.device` = \"nvme\" needs "
             "`zero_optimization.offload_optimizer.nvme_path`, a directory");
   accepted(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 5");
-  const std::string state = "; 4 buffers of 2048 elements, 96 KiB of fp32 state, work with any model";
+  const std::string state =
+      "; buffer_count = 4 and buffer_size = 2048 work with any model: 98304 bytes of host memory for fp32 state, with "
+      "weights on a GPU or on disk up to 131072";
   EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_count = 3"),
               HasSubstr("must be 4 to 1024, got 3" + state));
   EXPECT_THAT(refusal(o + "device = \"nvme\"\n" + o + "nvme_path = \"x\"\n" + o + "buffer_size = 2047"),
               HasSubstr("must be 2048 or more, got 2047" + state));
-  const std::string p = "zero_optimization.offload_param.", param = "; a buffer of 2048 elements, 8 KiB in fp32,";
+  const std::string p = "zero_optimization.offload_param.",
+                    param =
+                        "; buffer_count = 1 and buffer_size = 2048 work with any model: 4096 bytes of host memory, "
+                        "8192 for fp32 params";
   EXPECT_THAT(refusal(p + "buffer_count = 0"), HasSubstr("must be 1 to 1024, got 0" + param));
   EXPECT_THAT(refusal(p + "buffer_size = 1000"), HasSubstr("must be 2048 or more, got 1000" + param));
 }
