@@ -22,6 +22,7 @@ constexpr Calls kSystem = {
     ::fstat,
     ::statvfs,
     ::unlink,
+    ::rmdir,
     ::eventfd_write,
 };
 

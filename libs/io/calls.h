@@ -27,6 +27,7 @@ struct Calls {
   int (*fstat)(int fd, struct stat* out);
   int (*statvfs)(const char* path, struct statvfs* out);
   int (*unlink)(const char* path);
+  int (*rmdir)(const char* path);
   int (*eventfd_write)(int fd, uint64_t value);
 };
 

@@ -36,6 +36,8 @@ int allocate_range(int fd, int mode, uint64_t offset, uint64_t bytes) {
   return 0;
 }
 
+int resize(int fd, uint64_t bytes) { return calls().ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno; }
+
 struct statvfs ask(const std::string& path) {
   struct statvfs s {};
   if (calls().statvfs(path.c_str(), &s) != 0) raise_errno(errno, "ask for free space of", path);
@@ -52,7 +54,8 @@ Disk::Disk(std::string path, const Owner& owner, const Settings& settings, const
     : path_(std::move(path)),
       settings_(settings),
       log_(log),
-      directory_(path_, owner, plugin_kit::Deadline(settings.queue.deadline), log),
+      patience_(settings.queue.deadline),
+      directory_(path_, owner, patience_, log),
       zeros_(static_cast<char*>(host_memory::allocate(kZeros))) {
   if (!zeros_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kZeros, " bytes");
   if (io::is_in_memory(path_)) log_(STRATA_LOG_WARN, path_ + " is a tmpfs: what it holds lies in host memory");
@@ -60,37 +63,45 @@ Disk::Disk(std::string path, const Owner& owner, const Settings& settings, const
   start_queue();
 }
 
-// With errno where it holds none.
-std::shared_ptr<io::Fd> Disk::open_file(const std::string& file, int flags) const {
-  return std::make_shared<io::Fd>(calls().open(file.c_str(), flags | O_CLOEXEC | (direct_ ? O_DIRECT : 0), 0600));
+// 0 or an errno.
+int Disk::open_file(const std::string& file, int flags, std::shared_ptr<const io::Fd>* out) {
+  std::shared_ptr<io::Fd> fd;
+  const int error = patience_.open(file, flags | (direct_ ? O_DIRECT : 0), &fd);
+  *out = std::move(fd);
+  return error;
 }
 
 // The file at which the file system is tried out: with O_DIRECT, or without and a warning.
 void Disk::open_probe() {
-  const io::Fd held = hold(path_, plugin_kit::Deadline(settings_.queue.deadline));
+  const auto held = hold(path_, patience_);
   const std::string file = directory_.path() + "/" + kProbe;
   const int flags = O_CREAT | O_RDWR;
-  probe_.fd = open_file(file, flags);
-  if (!*probe_.fd && errno == EINVAL) {
-    direct_ = false;
-    probe_.fd = open_file(file, flags);
-  }
-  if (!*probe_.fd) raise_errno(errno, "make", file);
-  const uint64_t least = 2 * io::kLargestAlignment;
-  probe_bytes_ = std::max(least, std::min(settings_.probe_bytes, free_bytes() / kProbeShare) / kZeros * kZeros);
-  int error = allocate_range(probe_.fd->get(), 0, 0, probe_bytes_);
-  if (error == EOPNOTSUPP) {
-    error = calls().ftruncate(probe_.fd->get(), static_cast<off_t>(probe_bytes_)) == 0 ? 0 : errno;
-  }
-  if (error) raise_errno(error, join("take ", probe_bytes_, " bytes (", free_bytes(), " are free) for"), file);
-  if (direct_) error = io::find_direct_rule(probe_.fd->get(), &rule_);
+  int error = open_file(file, flags, &probe_.fd);
   if (error == EINVAL) {
     direct_ = false;
-    error = 0;
-    probe_.fd = open_file(file, flags);
-    if (!*probe_.fd) raise_errno(errno, "open", file);
+    error = open_file(file, flags, &probe_.fd);
   }
-  if (error) raise_errno(error, "read", file);
+  if (error) patience_.raise(error, "make", file);
+  const uint64_t least = 2 * io::kLargestAlignment;
+  const uint64_t free = free_bytes();
+  probe_bytes_ = std::max(least, std::min(settings_.probe_bytes, free / kProbeShare) / kZeros * kZeros);
+  error = patience_.ask("fallocate of " + file, [fd = probe_.fd, bytes = probe_bytes_] {
+    const int refused = allocate_range(fd->get(), 0, 0, bytes);
+    return refused == EOPNOTSUPP ? resize(fd->get(), bytes) : refused;
+  });
+  if (error) patience_.raise(error, join("take ", probe_bytes_, " bytes (", free, " are free) for"), file);
+  const auto rule = std::make_shared<io::DirectRule>();
+  if (direct_) {
+    error = patience_.ask("read of " + file,
+                          [fd = probe_.fd, rule] { return io::find_direct_rule(fd->get(), rule.get()); });
+    if (!error) rule_ = *rule;
+  }
+  if (error == EINVAL) {
+    direct_ = false;
+    error = open_file(file, flags, &probe_.fd);
+    if (error) patience_.raise(error, "open", file);
+  }
+  if (error) patience_.raise(error, "read", file);
   if (!direct_) log_(STRATA_LOG_WARN, path_ + " cannot do direct I/O: its bytes go through the page cache");
 }
 
@@ -114,8 +125,8 @@ void Disk::register_memory(void* memory, uint64_t bytes) {
                              error == ENOMEM ? "; RLIMIT_MEMLOCK" : "", "): transfers go without"));
 }
 
-Disk::Room Disk::room() const {
-  const io::Fd held = hold(path_, plugin_kit::Deadline(settings_.queue.deadline));
+Disk::Room Disk::room() {
+  const auto held = hold(path_, patience_);
   const struct statvfs s = ask(directory_.path());
   return {free_in(s), bytes_of_probes(path_), s.f_fsid};
 }
@@ -214,8 +225,10 @@ void Disk::copy(const Run& from, const Run& to, uint64_t offset, uint64_t bytes)
 Segment* Disk::add_segment() {
   auto segment = std::make_unique<Segment>();
   segment->path = join(directory_.path(), "/segment-", segments_made_);
-  auto fd = open_file(segment->path, O_CREAT | O_EXCL | O_RDWR);
-  if (!*fd) raise_errno(errno, "make", segment->path);
+  std::shared_ptr<const io::Fd> fd;
+  if (const int error = open_file(segment->path, O_CREAT | O_EXCL | O_RDWR, &fd)) {
+    patience_.raise(error, "make", segment->path);
+  }
   ++segments_made_;
   segment->file = queue_->attach(std::move(fd));
   segments_.push_back(std::move(segment));
@@ -224,26 +237,38 @@ Segment* Disk::add_segment() {
 
 void Disk::remove_segment(Segment* segment) {
   queue_->detach(segment->file);
-  if (calls().unlink(segment->path.c_str()) != 0) {
-    log_(STRATA_LOG_WARN, segment->path + " could not be removed (" + std::strerror(errno) +
+  const bool was_over = patience_.is_over();
+  const int error = remove_file(segment->path, patience_);
+  if (error && !was_over) {
+    log_(STRATA_LOG_WARN, segment->path + " could not be removed (" + patience_.text_of(error) +
                               "): nothing uses it, and it takes its space until the job is over");
   }
+  // The file's space goes with the last that has it open.
+  (void)patience_.ask("close of " + segment->path, [fd = std::move(segment->file.fd)] { return 0; });
   segments_.erase(
       std::find_if(segments_.begin(), segments_.end(), [segment](const auto& each) { return each.get() == segment; }));
 }
 
+int Disk::allocate(const Segment& segment, int mode, uint64_t offset, uint64_t bytes) {
+  return patience_.ask("fallocate of " + segment.path, [fd = segment.file.fd, mode, offset, bytes] {
+    return allocate_range(fd->get(), mode, offset, bytes);
+  });
+}
+
 void Disk::grow(Segment* segment, uint64_t bytes) {
-  int error = allocate_range(segment->file.fd->get(), 0, segment->end, bytes);
+  int error = allocate(*segment, 0, segment->end, bytes);
   if (error == EOPNOTSUPP) {  // `zero` writes them instead
     allocates_ = false;
-    const auto size = static_cast<off_t>(segment->end + bytes);
-    error = calls().ftruncate(segment->file.fd->get(), size) == 0 ? 0 : errno;
+    error = patience_.ask("ftruncate of " + segment->path,
+                          [fd = segment->file.fd, size = segment->end + bytes] { return resize(fd->get(), size); });
   }
   if (error) {
     const std::string file = segment->path;
     if (segment->end == 0) remove_segment(segment);
-    raise(plugin_kit::status_of_errno(error), "take ", bytes, " bytes in ", file, ": ", std::strerror(error), "; ",
-          free_bytes(), " bytes are free on its file system");
+    const std::string what = join("take ", bytes, " bytes in");
+    if (patience_.is_over()) patience_.raise(error, what, file);
+    raise(plugin_kit::status_of_errno(error), what, " ", file, ": ", std::strerror(error), "; ", free_bytes(),
+          " bytes are free on its file system");
   }
   segment->end += bytes;
 }
@@ -253,9 +278,9 @@ void Disk::grow(Segment* segment, uint64_t bytes) {
 void Disk::zero(const Run& run, bool used_before) {
   if (settings_.fast_init && allocates_) {
     const int mode = FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE;
-    const int error = used_before ? allocate_range(run.segment->file.fd->get(), mode, run.offset, run.bytes) : 0;
+    const int error = used_before ? allocate(*run.segment, mode, run.offset, run.bytes) : 0;
     if (!error) return;
-    if (error != EOPNOTSUPP) raise_errno(error, join("clear ", run.bytes, " bytes of"), run.segment->path);
+    if (error != EOPNOTSUPP) patience_.raise(error, join("clear ", run.bytes, " bytes of"), run.segment->path);
   }
   std::mutex mutex;
   std::condition_variable ended;
@@ -298,9 +323,13 @@ Disk::Speed Disk::measure(std::chrono::milliseconds length) {
 // The kernel keeps a file's space as long as a ring holds the file, which may be a while longer than we do: the space
 // is given back first.
 void Disk::remove_probe() {
-  const io::Fd held = hold(path_, plugin_kit::Deadline(settings_.queue.deadline));
+  const auto held = hold(path_, patience_);
   const std::string file = directory_.path() + "/" + kProbe;
-  if (calls().ftruncate(probe_.fd->get(), 0) != 0 || ::unlink(file.c_str()) != 0) raise_errno(errno, "remove", file);
+  int error = patience_.ask("ftruncate of " + file, [fd = probe_.fd] { return resize(fd->get(), 0); });
+  if (!error) error = remove_file(file, patience_);
+  if (error) patience_.raise(error, "remove", file);
+  error = patience_.ask("close of " + file, [fd = std::move(probe_.fd)] { return 0; });
+  if (error) patience_.raise(error, "remove", file);
   probe_ = {};
 }
 

@@ -7,6 +7,8 @@
 // it does not grow, and whoever wants to write what he has of it takes fresh room. What is free in it until it is let
 // go, or the link is, is spare.
 //
+// What makes, grows and removes files ends at the deadline of transfers (patience.h).
+//
 // Threads: any, except for `measure` and what registers memory.
 #pragma once
 
@@ -56,7 +58,7 @@ class Disk {
     uint64_t free, probes;
     unsigned long file_system;
   };
-  Room room() const;
+  Room room();
   uint64_t free_bytes() const;
   std::string text_of(int error) const;  // of a transfer
 
@@ -81,7 +83,8 @@ class Disk {
   Speed measure(std::chrono::milliseconds length);
 
  private:
-  std::shared_ptr<io::Fd> open_file(const std::string& file, int flags) const;
+  int open_file(const std::string& file, int flags, std::shared_ptr<const io::Fd>* out);
+  int allocate(const Segment& segment, int mode, uint64_t offset, uint64_t bytes);
   void open_probe();
   void remove_probe();
   void start_queue();
@@ -97,6 +100,7 @@ class Disk {
   const std::string path_;
   const Settings settings_;
   const LogFn log_;
+  Patience patience_;
   JobDir directory_;
   bool direct_ = true;     // O_DIRECT
   bool allocates_ = true;  // fallocate

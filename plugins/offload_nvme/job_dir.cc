@@ -88,21 +88,49 @@ std::string plain(const std::string& job) {
 
 bool is_ours(const std::string& name) { return name == kRecord || name == kProbe || name.rfind("segment-", 0) == 0; }
 
+// 0 or an errno. `bytes`: what it took, added.
+int remove_file(const std::string& file, Patience& patience, uint64_t* bytes) {
+  const auto size = std::make_shared<uint64_t>(0);
+  const int error = patience.ask("unlink of " + file, [file, size] {
+    struct stat s {};
+    if (::stat(file.c_str(), &s) == 0) *size = static_cast<uint64_t>(s.st_size);
+    return calls().unlink(file.c_str()) == 0 ? 0 : errno;
+  });
+  if (!error) *bytes += *size;
+  return error;
+}
+
+// 0 or an errno.
+int list(const std::string& path, Patience& patience, std::vector<std::string>* names) {
+  const auto found = std::make_shared<std::vector<std::string>>();
+  const int error = patience.ask("listing of " + path, [path, found] {
+    std::error_code failure;
+    for (fs::directory_iterator entry(path, failure), end; !failure && entry != end; entry.increment(failure)) {
+      found->push_back(entry->path().filename());
+    }
+    return failure.value();
+  });
+  if (!error) *names = *found;
+  return error;
+}
+
 // Empty when all is gone, else what was in the way.
-std::string remove_directory(const std::string& path, uint64_t* bytes) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(path, error)) {
-    const std::string name = entry.path().filename();
+std::string remove_directory(const std::string& path, Patience& patience, uint64_t* bytes) {
+  std::vector<std::string> names;
+  if (const int error = list(path, patience, &names)) return "list it: " + patience.text_of(error);
+  for (const std::string& name : names) {
     if (!is_ours(name)) return "it holds \"" + name + "\", which is not a file of this plugin";
     if (name == kRecord) continue;
-    std::error_code ignored;
-    const uint64_t size = fs::file_size(entry.path(), ignored);
-    if (!ignored) *bytes += size;
-    if (::unlink(entry.path().c_str()) != 0) return "remove " + name + ": " + std::strerror(errno);
+    if (const int error = remove_file(path + "/" + name, patience, bytes)) {
+      return "remove " + name + ": " + patience.text_of(error);
+    }
   }
   // The record goes last: a process that is killed here leaves something that can be reclaimed.
-  if (::unlink((path + "/" + kRecord).c_str()) != 0 && errno != ENOENT) return std::strerror(errno);
-  return ::rmdir(path.c_str()) == 0 ? "" : std::strerror(errno);
+  int error = remove_file(path + "/" + kRecord, patience);
+  if (!error || error == ENOENT) {
+    error = patience.ask("rmdir of " + path, [path] { return calls().rmdir(path.c_str()) == 0 ? 0 : errno; });
+  }
+  return error ? patience.text_of(error) : "";
 }
 
 bool lives(const std::map<std::string, std::string>& record) {
@@ -115,17 +143,17 @@ bool lives(const std::map<std::string, std::string>& record) {
   return value("boot") == boot_id() && !value("start").empty() && start_of(value("pid")) == value("start");
 }
 
-void reclaim_one(const std::string& path, const LogFn& log) {
-  const io::Fd record(calls().open((path + "/" + kRecord).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW, 0));
-  if (!record) {
-    if (errno == ENOENT) ::rmdir(path.c_str());  // only an empty one goes
+void reclaim_one(const std::string& path, Patience& patience, const LogFn& log) {
+  std::shared_ptr<io::Fd> record;
+  if (const int error = patience.open(path + "/" + kRecord, O_RDONLY | O_NOFOLLOW, &record)) {
+    if (error == ENOENT) ::rmdir(path.c_str());  // only an empty one goes
     return;
   }
-  if (calls().flock(record.get(), LOCK_EX | LOCK_NB) != 0) return;
+  if (calls().flock(record->get(), LOCK_EX | LOCK_NB) != 0) return;
   auto owner = read_record(path + "/" + kRecord);
   if (lives(owner)) return;
   uint64_t bytes = 0;
-  const std::string why = remove_directory(path, &bytes);
+  const std::string why = remove_directory(path, patience, &bytes);
   const std::string whose =
       join(path, ", left by job \"", owner["job"], "\", rank ", owner["rank"], ", process ", owner["pid"]);
   log(why.empty() ? STRATA_LOG_INFO : STRATA_LOG_WARN,
@@ -144,24 +172,49 @@ std::vector<std::string> job_directories(const std::string& parent) {
   return found;
 }
 
-std::string make_directory(const std::string& parent, const Owner& owner) {
+std::string make_directory(const std::string& parent, const Owner& owner, Patience& patience) {
   for (int n = 0; n < kMostNames; ++n) {
     const std::string path = join(parent, "/", kPrefix, plain(owner.job), "r", owner.rank, "-", ::getpid(), "-", n);
-    if (calls().mkdir(path.c_str(), 0700) == 0) return path;
-    if (errno != EEXIST) raise_errno(errno, "make", path);
+    const int error =
+        patience.ask("mkdir of " + path, [path] { return calls().mkdir(path.c_str(), 0700) == 0 ? 0 : errno; });
+    if (!error) return path;
+    if (error != EEXIST) patience.raise(error, "make", path);
   }
   raise(STRATA_RESOURCE_EXHAUSTED, parent, ": ", kMostNames, " directories of this process");
 }
 
+// The record of a directory, locked. 0 or an errno.
+int write_record(const std::string& file, const std::string& text, Patience& patience, std::shared_ptr<io::Fd>* out) {
+  const auto fd = std::make_shared<io::Fd>();
+  const int error = patience.ask("making of " + file, [file, text, fd] {
+    *fd = io::Fd(calls().open(file.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+    if (!*fd || calls().flock(fd->get(), LOCK_EX | LOCK_NB) != 0) return errno;
+    ssize_t n;
+    while ((n = calls().pwrite(fd->get(), text.data(), text.size(), 0)) < 0 && errno == EINTR) {
+    }
+    if (n < 0) return errno;
+    return n == static_cast<ssize_t>(text.size()) ? 0 : EIO;
+  });
+  if (!error) *out = fd;
+  return error;
+}
+
 }  // namespace
 
-io::Fd hold(const std::string& parent, const plugin_kit::Deadline& deadline) {
-  io::Fd directory(calls().open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
-  if (!directory && errno == ENOENT) {
+int remove_file(const std::string& file, Patience& patience) {
+  uint64_t bytes = 0;
+  return remove_file(file, patience, &bytes);
+}
+
+std::shared_ptr<io::Fd> hold(const std::string& parent, Patience& patience) {
+  const plugin_kit::Deadline deadline = patience.deadline();
+  std::shared_ptr<io::Fd> directory;
+  const int error = patience.open(parent, O_RDONLY | O_DIRECTORY, &directory);
+  if (error == ENOENT) {
     raise(STRATA_NOT_FOUND, "nvme_path ", parent, ": No such file or directory; it has to be there, and is not made");
   }
-  if (!directory) raise_errno(errno, "nvme_path", parent);
-  while (calls().flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
+  if (error) patience.raise(error, "nvme_path", parent);
+  while (calls().flock(directory->get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) raise_errno(errno, "lock nvme_path", parent);
     if (deadline.passed()) {
       raise(STRATA_DEADLINE_EXCEEDED, "lock nvme_path ", parent, ": another process holds it for ", deadline.text());
@@ -180,30 +233,23 @@ uint64_t bytes_of_probes(const std::string& parent) {
   return bytes;
 }
 
-JobDir::JobDir(const std::string& parent, const Owner& owner, const plugin_kit::Deadline& deadline, LogFn log)
-    : log_(std::move(log)) {
-  const io::Fd held = hold(parent, deadline);
-  for (const std::string& path : job_directories(parent)) reclaim_one(path, log_);
-  path_ = make_directory(parent, owner);
-  const std::string file = path_ + "/" + kRecord, text = record_of(owner);
-  record_ = io::Fd(calls().open(file.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  int error = record_ ? 0 : errno;
-  if (!error && calls().flock(record_.get(), LOCK_EX | LOCK_NB) != 0) error = errno;
-  if (!error) {
-    ssize_t n;
-    while ((n = calls().pwrite(record_.get(), text.data(), text.size(), 0)) < 0 && errno == EINTR) {
-    }
-    if (n != static_cast<ssize_t>(text.size())) error = n < 0 ? errno : EIO;
-  }
+JobDir::JobDir(const std::string& parent, const Owner& owner, Patience& patience, LogFn log)
+    : patience_(patience), log_(std::move(log)) {
+  const auto held = hold(parent, patience_);
+  for (const std::string& path : job_directories(parent)) reclaim_one(path, patience_, log_);
+  path_ = make_directory(parent, owner, patience_);
+  const std::string file = path_ + "/" + kRecord;
+  const int error = write_record(file, record_of(owner), patience_, &record_);
   if (!error) return;
   uint64_t bytes = 0;
-  (void)remove_directory(path_, &bytes);
-  raise_errno(error, "write", file);
+  (void)remove_directory(path_, patience_, &bytes);
+  patience_.raise(error, "write", file);
 }
 
 JobDir::~JobDir() {
   uint64_t bytes = 0;
-  const std::string why = remove_directory(path_, &bytes);
+  const std::string why = remove_directory(path_, patience_, &bytes);
+  (void)patience_.ask("close of " + path_ + "/" + kRecord, [record = std::move(record_)] { return 0; });
   if (!why.empty()) log_(STRATA_LOG_WARN, path_ + " could not be removed: " + why);
 }
 

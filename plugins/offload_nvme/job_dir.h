@@ -12,7 +12,7 @@
 #include <string>
 
 #include "io/fd.h"
-#include "plugin_kit/deadline.h"
+#include "patience.h"
 #include "strata/host.h"
 
 namespace strata::offload_nvme {
@@ -28,7 +28,10 @@ struct Owner {
 
 // Those who make directories of `parent` or probes in them, and who ask what is free beside those, take turns: until
 // the descriptor is closed. Raises when `parent` is no directory, or somebody holds it for too long.
-io::Fd hold(const std::string& parent, const plugin_kit::Deadline& deadline);
+std::shared_ptr<io::Fd> hold(const std::string& parent, Patience& patience);
+
+// 0 or an errno.
+int remove_file(const std::string& file, Patience& patience);
 
 // Bytes on disk of the probes of all jobs there: free as soon as the measurements are over. While `parent` is held.
 uint64_t bytes_of_probes(const std::string& parent);
@@ -36,7 +39,7 @@ uint64_t bytes_of_probes(const std::string& parent);
 class JobDir {
  public:
   // Raises when `parent` is no directory that can be written to.
-  JobDir(const std::string& parent, const Owner& owner, const plugin_kit::Deadline& deadline, LogFn log);
+  JobDir(const std::string& parent, const Owner& owner, Patience& patience, LogFn log);
   ~JobDir();
   JobDir(const JobDir&) = delete;
 
@@ -44,7 +47,8 @@ class JobDir {
 
  private:
   std::string path_;
-  io::Fd record_;
+  std::shared_ptr<io::Fd> record_;
+  Patience& patience_;
   const LogFn log_;
 };
 

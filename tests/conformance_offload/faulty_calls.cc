@@ -21,6 +21,8 @@ void Faults::clear() {
   std::lock_guard lock(mutex_);
   counts_.clear();
   failing_.clear();
+  holding_.clear();
+  held_ = 0;
   fired_ = false;
   short_transfers = false;
   interrupt_every = 0;
@@ -39,13 +41,24 @@ void Faults::fail(const std::string& call, int nth, int error, bool always) {
   fired_ = false;
 }
 
+void Faults::hold(const std::string& call) {
+  std::lock_guard lock(mutex_);
+  holding_ = call;
+}
+
 std::map<std::string, int> Faults::counts() const {
   std::lock_guard lock(mutex_);
   return counts_;
 }
 
 int Faults::of(const char* call) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  held_ += holding_ == call ? 1 : 0;
+  while (holding_ == call) {
+    lock.unlock();
+    ::usleep(1000);
+    lock.lock();
+  }
   const int count = ++counts_[call];
   if (failing_ != call || (always_ ? count < nth_ : count != nth_)) return 0;
   fired_ = true;
@@ -114,6 +127,7 @@ constexpr io::Calls kFaulty = {
     [](int fd, struct stat* out) { return failed("fstat") ? -1 : ::fstat(fd, out); },
     [](const char* path, struct statvfs* out) { return failed("statvfs") ? -1 : ::statvfs(path, out); },
     [](const char* path) { return failed("unlink") ? -1 : ::unlink(path); },
+    [](const char* path) { return failed("rmdir") ? -1 : ::rmdir(path); },
     [](int fd, uint64_t value) { return failed("eventfd_write") ? -1 : ::eventfd_write(fd, value); },
 };
 

@@ -19,6 +19,9 @@ class Faults {
   // The nth call of this name from now on fails with `error`; only that one, or all from then on.
   void fail(const std::string& call, int nth, int error, bool always = false);
   bool has_fired() const { return fired_; }
+  // Calls of this name, no transfers, do not return before clear. `held`: those that have begun, since clear.
+  void hold(const std::string& call);
+  unsigned held() const { return held_; }
   std::map<std::string, int> counts() const;  // since clear
 
   std::atomic<bool> short_transfers{false};  // each moves about half
@@ -32,7 +35,7 @@ class Faults {
   // Pieces submitted to io_uring, since clear: in registered memory, and others.
   std::atomic<unsigned> fixed{0}, plain{0};
 
-  // For the tables: the errno of this call, 0 when it works.
+  // For the tables: the errno of this call, 0 when it works. Returns late where it is held.
   int of(const char* call);
   // The same of a transfer, which may also hang or be interrupted.
   int of_transfer(const char* call, bool write);
@@ -43,10 +46,11 @@ class Faults {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, int> counts_;
-  std::string failing_;
+  std::string failing_, holding_;
   int nth_ = 0, error_ = 0;
   bool always_ = false;
   std::atomic<bool> fired_{false};
+  std::atomic<unsigned> held_{0};
   std::atomic<unsigned> transfers_{0};
 };
 

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <set>
@@ -19,6 +20,7 @@
 #include "tests/conformance_offload/faulty_calls.h"
 #include "tests/support/disk_dirs.h"
 #include "tests/train/by_hand.h"
+#include "tests/train/gates.h"
 #include "tests/train/harness.h"
 
 namespace strata::test {
@@ -104,6 +106,25 @@ class NvmeFaultsInAStep : public testing::TestWithParam<std::string> {
     return errors[0].find("io_uring") == std::string::npos ? "" : errors[0];
   }
 
+  // False, and the disk answers again, where it would not end by itself.
+  static bool ends(const std::function<void()>& what) {
+    const auto ended = std::async(std::launch::async, what);
+    const bool in_time = ended.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+    EXPECT_TRUE(in_time);
+    if (!in_time) disk_faults().clear();
+    return in_time;
+  }
+
+  void link_segments(const std::string& to) const {
+    int n = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(disk.path)) {
+      if (entry.path().filename().string().rfind("segment-", 0) == 0) {
+        fs::create_hard_link(entry.path(), to + "/" + std::to_string(n++));
+      }
+    }
+    EXPECT_GT(n, 0);
+  }
+
   DiskDir disk, root;
 };
 
@@ -137,6 +158,116 @@ TEST_P(NvmeFaultsInAStep, ADiskThatIsStuckIsNamedOnBothRanks) {
       EXPECT_THAT(errors[1], HasSubstr("gather of unit")) << "a fetch, and not the update";
     }
   }
+}
+
+strata_counters counters_of(strata_engine* e) {
+  strata_counters counters{};
+  STRATA_INIT(&counters);
+  EXPECT_EQ(strata_get_counters(e, STRATA_COUNT_TOTAL, &counters), STRATA_OK);
+  return counters;
+}
+
+// Two ranks share a path. What rank 1 has on its way stands still: rank 0 reads and writes all of its own meanwhile.
+// Afterwards both have moved what the formula says, and the run has the bits of one without a pause.
+TEST_P(NvmeFaultsInAStep, RanksOnOnePathDoNotWaitForEachOther) {
+  if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
+  constexpr uint64_t kEach = 1 << 15, kUnits = 4, kStep = kUnits * kEach / 2 * 12;  // bytes of a rank, each way
+  constexpr int kSteps = 4;
+  Trial t = trial(false, "240");
+  t.model = vectors(std::vector<int64_t>(kUnits, kEach), STRATA_BF16);
+  std::array<Result, 2> right, results;
+  const auto undisturbed = [&](int rank, strata_engine* e) { return steps(t, rank, e, 1, kSteps); };
+  ASSERT_EQ(run_both(t, undisturbed, &right), Errors());
+  std::barrier both(2);
+  const auto body = [&](int rank, strata_engine* e) {
+    std::string error = steps(t, rank, e, 1, 1);
+    const strata_counters before = counters_of(e);
+    if (rank == 1) disk_faults().hang = true;
+    both.arrive_and_wait();
+    if (error.empty()) error = micro_batch(e, t.model, 2, 0, rank, UINT32_MAX);
+    if (error.empty() && strata_step(e, nullptr) != STRATA_OK) error = strata_last_error();
+    if (rank == 0) {
+      EXPECT_TRUE(eventually([&] { return counters_of(e).tier_write[2] - before.tier_write[2] == kStep; }))
+          << counters_of(e).tier_write[2] - before.tier_write[2] << " of " << kStep;
+    }
+    both.arrive_and_wait();
+    if (rank == 1) {
+      EXPECT_EQ(counters_of(e).tier_write[2], before.tier_write[2]) << "its first read is still under way";
+      disk_faults().hang = false;
+    }
+    if (error.empty() && strata_wait(e) != STRATA_OK) error = strata_last_error();
+    if (error.empty()) error = steps(t, rank, e, 3, kSteps);
+    const strata_counters after = counters_of(e);
+    EXPECT_EQ(after.tier_read[2] - before.tier_read[2], (kSteps - 1) * kStep) << rank;
+    EXPECT_EQ(after.tier_write[2] - before.tier_write[2], (kSteps - 1) * kStep) << rank;
+    return error;
+  };
+  EXPECT_EQ(run_both(t, body, &results), Errors());
+  EXPECT_TRUE(results == right);
+  EXPECT_EQ(disk.entries(), 0u);
+}
+
+// Rank 1's disk does not answer when the engines close: both close, and the log says which call of which file it was.
+TEST_P(NvmeFaultsInAStep, ACloseThatADiskDoesNotAnswerEnds) {
+  if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
+  Trial t = trial(false, "6");
+  std::mutex mutex;
+  std::string log;
+  t.log = [&](strata_log_level, const std::string& line) {
+    std::lock_guard lock(mutex);
+    log += line + "\n";
+  };
+  const bool in_time = ends([&] {
+    EXPECT_EQ(run_both(t,
+                       [&](int rank, strata_engine* e) {
+                         const std::string error = steps(t, rank, e, 1, 2);
+                         if (rank == 1) disk_faults().hold("unlink");
+                         return error;
+                       }),
+              Errors());
+  });
+  if (in_time) {
+    EXPECT_EQ(disk.entries(), 1u);
+    EXPECT_THAT(log, ContainsRegex("unlink of " + disk.path +
+                                   "/strata-[^ ]*-r1-[^ ]*/segment-0: the disk did not "
+                                   "answer within 3.000 s"));
+  }
+  const auto has_segment = [&] {
+    for (const auto& entry : fs::directory_iterator(disk.path)) {
+      if (fs::exists(entry.path() / "segment-0")) return true;
+    }
+    return false;
+  };
+  disk_faults().clear();
+  EXPECT_TRUE(eventually([&] { return !has_segment(); })) << "it answers late";
+}
+
+// Nor does it when linked segments are to be left for fresh ones: the step fails, on both ranks, with call and file.
+TEST_P(NvmeFaultsInAStep, AMoveThatADiskDoesNotAnswerIsNamedOnBothRanks) {
+  if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
+  DiskDir links;
+  const Trial t = trial(false, "6");
+  std::barrier both(2);
+  Errors errors;
+  ends([&] {
+    errors = run_both(t, [&](int rank, strata_engine* e) {
+      const std::string error = steps(t, rank, e, 1, 2);
+      both.arrive_and_wait();
+      if (rank == 1) {
+        link_segments(links.path);
+        disk_faults().hold("fallocate");
+      }
+      both.arrive_and_wait();
+      return error.empty() ? steps(t, rank, e, 3, 4) : error;
+    });
+  });
+  disk_faults().clear();
+  const auto names_it = AllOf(ContainsRegex("fallocate of " + disk.path +
+                                            "/strata-[^ ]*-r1-[^ ]*/segment-[0-9]+: the "
+                                            "disk did not answer within 3.000 s"),
+                              HasSubstr("unit \""));
+  EXPECT_THAT(errors[0], AllOf(names_it, HasSubstr("rank 1: ")));
+  EXPECT_THAT(errors[1], names_it);
 }
 
 std::map<std::string, std::string> contents(const std::string& directory) {
@@ -194,15 +325,6 @@ class EachCallOfAStep : public NvmeFaultsInAStep {
     };
     EXPECT_EQ(run_both(t, go_on, &results), Errors());
     return results;
-  }
-  void link_segments(const std::string& to) const {
-    int n = 0;
-    for (const auto& entry : fs::recursive_directory_iterator(disk.path)) {
-      if (entry.path().filename().string().rfind("segment-", 0) == 0) {
-        fs::create_hard_link(entry.path(), to + "/" + std::to_string(n++));
-      }
-    }
-    EXPECT_GT(n, 0);
   }
   std::map<std::string, std::string> saved_;
   std::map<std::string, int> counts_;  // of the steps
