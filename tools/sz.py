@@ -31,8 +31,8 @@ LARGER_PLUGINS = {
                          "names who is missing"),
     "comm_mpi": (1240, "MPI's calls have no deadline, and its requests outlive the instance that made them"),
     "comm_nccl": (1910, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
-    "offload_nvme": (1560, "files with a life of their own, striping, stripes that move out of linked files, copies of "
-                           "what is not aligned, a measurement"),
+    "offload_nvme": (1760, "files with a life of their own, striping, stripes that move out of linked files, copies of "
+                           "what is not aligned, a measurement, a deadline for calls that nobody can leave"),
     "fault": (1350, "one wrapper per interface, with every slot of it"),
 }
 # And functions: files whose functions are tables.

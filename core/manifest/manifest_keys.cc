@@ -64,8 +64,7 @@ std::vector<ManifestKey> batch_and_run_keys() {
       {"bind_threads", FIELD(bind_threads), "true",
        "Bind the engine's threads to CPUs of their own where ranks share a machine; docs/threads.md."},
       {"log_level", CHOICE(log_level), "\"info\"",
-       "Lines below this level are not logged.",
-       false, {},
+       "Lines below this level are not logged.", false, {},
        {{"debug", STRATA_LOG_DEBUG}, {"info", STRATA_LOG_INFO},
         {"warn", STRATA_LOG_WARN}, {"error", STRATA_LOG_ERROR}}},
       {"no_effect_keys", CHOICE(no_effect_is_error), "\"error\"",
@@ -181,8 +180,7 @@ std::vector<ManifestKey> offload_keys() {
        "split_share of it. What passes between a disk and a GPU is so in any case."},
       {o + "ratio", FIELD(zero_optimization.offload_optimizer.ratio), "1.0",
        "Share of the state that is offloaded at the least; whole units of the rest are kept and updated on the device. "
-       "0: all of it, as beside params in host memory.",
-       false, {0, 1}},
+       "0: all of it, as beside params in host memory.", false, {0, 1}},
       {o + "device_state_budget", FIELD(zero_optimization.offload_optimizer.device_state_budget), "0",
        "Bytes of device memory for optimizer state: units that fit are kept and updated there, the rest is offloaded. "
        "What is left over keeps fp32 sums of gradients of further units, where there are several micro-batches.",
@@ -221,8 +219,7 @@ std::vector<ManifestKey> offload_keys() {
        {1, 1024, false, kLeastForParams}},
       {p + "buffer_size", FIELD(zero_optimization.offload_param.buffer_size), "8388608",
        "Elements of such a buffer, in steps of 2048; larger shards pass in pieces. Not given: 8388608, or the largest "
-       "shard if that is less. Only nvme.",
-       true, {2048, kMaxCount, false, kLeastForParams}},
+       "shard if that is less. Only nvme.", true, {2048, kMaxCount, false, kLeastForParams}},
       {p + "max_in_cpu", FIELD(zero_optimization.offload_param.max_in_cpu), "1e9",
        "Elements of params that this rank keeps in host memory and not on disk: whole units, spread over the order. "
        "Only nvme.", false, kAtLeastZero},
