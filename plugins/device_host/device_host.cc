@@ -107,6 +107,12 @@ strata_status check_numbers(strata_device* self, const char* operation, strata_d
   return check_stream(self, operation, stream);
 }
 
+// What is squared is whole blocks of the norm.
+strata_status check_blocks(strata_device* self, const char* operation, uint64_t count) {
+  if (count % STRATA_NORM_BLOCK == 0) return STRATA_OK;
+  return bad_argument(self, operation, std::to_string(count) + " elements are not a multiple of 2048");
+}
+
 strata_status STRATA_CALL device_open(const strata_open_args* args, strata_device** out) {
   const strata_host* host = args->host;
   return guard(host, "device_host open", [&]() -> strata_status {
@@ -246,9 +252,7 @@ strata_status check_item(strata_device* self, const strata_fold_item& item, cons
   for (strata_dtype dtype : {item.src_dtype, item.dst_dtype}) {
     if (strata_status code = check_numbers(self, "fold", dtype, item.count, item.src, item.dst, stream)) return code;
   }
-  if (item.squares && item.count % STRATA_NORM_BLOCK != 0) {
-    return bad_argument(self, "fold", "squares of " + std::to_string(item.count) + " elements, no multiple of 2048");
-  }
+  if (strata_status code = item.squares ? check_blocks(self, "fold", item.count) : STRATA_OK) return code;
   if (item.adds == 0 || item.dst_dtype == STRATA_F32) return STRATA_OK;
   return bad_argument(self, "fold", "an item adds to dtype " + std::to_string(item.dst_dtype) + ", only F32 (1) adds");
 }
@@ -299,9 +303,7 @@ strata_status STRATA_CALL device_square_sums(strata_device* self, const void* sr
                                              double* sums, const strata_stream* stream) {
   return guard(self->host, "device_host square_sums", [&]() -> strata_status {
     if (strata_status code = check_numbers(self, "square_sums", dtype, count, src, sums, stream)) return code;
-    if (count % STRATA_NORM_BLOCK != 0) {
-      return bad_argument(self, "square_sums", std::to_string(count) + " elements are not a multiple of 2048");
-    }
+    if (strata_status code = check_blocks(self, "square_sums", count)) return code;
     auto* kernel = self->kernels->square_sums[index_of(dtype)];
     in_float_blocks(self, count, [=](uint64_t begin, uint64_t n) {
       kernel(sums + begin / STRATA_NORM_BLOCK, at(src, begin * size_of(dtype)), n);
