@@ -196,8 +196,7 @@ JOBS = {
         micro_batches=4),
     "none_2": Job("no offload", "1.4b", (
         Row("fsdp", 0.19), Row("strata_3_tight", 0.19, Goal(times=(1.0, "fsdp")), {Z + "max_live_parameters": 1.4e8}),
-        Row("strata_3", 0.19),
-        Row("ds_none", 0.33)), gpus=2),
+        Row("strata_3", 0.19), Row("ds_none", 0.33)), gpus=2),
     "none_2_3b": Job("no offload", "3.3b", (
         Row("fsdp", 0.4), Row("strata_3_tight", 0.4, Goal(times=(1.0, "fsdp"))), Row("ds_none", 0.52)), gpus=2),
     "optimizer_2": Job("optimizer state on the CPU", "1.4b", (

@@ -14,7 +14,8 @@ struct Crossed {
   double in = 0, out = 0;  // to the device, and from it
 };
 
-// Rank 0's counters of one step. The first steps also record the order of fetches: a step is half of what two more add.
+// Rank 0's counters of one step, those of bytes between ranks and over the host link. The first steps also record the
+// order of fetches: a step is half of what two more add.
 inline strata_counters of_a_step(Trial t) {
   std::vector<strata_counters> totals;
   for (const int steps : {3, 5}) {
@@ -23,7 +24,7 @@ inline strata_counters of_a_step(Trial t) {
     EXPECT_EQ(r.error, "");
     totals.push_back(r.counters);
   }
-  strata_counters step = totals[1];
+  strata_counters step{};
   const auto half = [&](auto field) { return (totals[1].*field - totals[0].*field) / 2; };
   step.gather_bytes = half(&strata_counters::gather_bytes);
   step.reduce_bytes = half(&strata_counters::reduce_bytes);

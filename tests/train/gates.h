@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <thread>
 
 #include "strata/draft/fault_control.h"
 #include "strata/strata.h"
+#include "tests/support/waiting.h"
 
 namespace strata::test {
 
@@ -21,11 +21,7 @@ inline const strata_fault_control_api* control(strata_engine* e, const char* rol
 // False after five seconds.
 template <class Condition>
 bool eventually(Condition condition) {
-  for (int i = 0; i < 5000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
+  return eventually(condition, std::chrono::seconds(5));
 }
 
 }  // namespace strata::test

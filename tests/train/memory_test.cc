@@ -400,6 +400,26 @@ TEST(MemoryPlan, PinMemoryLocksWhatTheDeviceCopies) {
   EXPECT_EQ(pinned.bytes - plain.bytes, planned["reduced gradients"]);
 }
 
+// Buffers that new weights go through do not grow with the largest unit. Nothing of this size is allocated: the plan is
+// refused.
+TEST(MemoryPlan, BuffersOfNewWeightsAreBounded) {
+  for (const auto& [largest, said] : {std::pair{int64_t{1} << 27, "256.00 MiB"}, {int64_t{1} << 20, "24.00 MiB"}}) {
+    Trial t;
+    t.gpu = "gpu_sim";
+    t.stage = 3;
+    t.offload_optimizer = "cpu";
+    t.model = vectors({largest, 4096}, STRATA_BF16);
+    t.overrides = {"log_level=info", "host_memory_limit=1000000"};
+    std::string plan;
+    t.log = [&plan](strata_log_level, const std::string& text) { plan += text + "\n"; };
+    t.body = [&](int, strata_engine* e) {
+      EXPECT_THAT(build_model(e, t.model), testing::HasSubstr("host_memory_limit"));
+    };
+    run(t);
+    EXPECT_NE(plan.find(std::string("update buffers ") + said), std::string::npos) << plan;
+  }
+}
+
 // ---- cases.md [18]: pinned memory runs out -----------------------------------------------------------------------
 
 // A run with page-locked memory for offloaded state, and what was locked, on all ranks, when each line was said.
@@ -481,26 +501,6 @@ TEST(PinnedBudget, IsSaidBeforeItIsTakenAndKeptWithTheSameNumbers) {
         }
       }
     }
-  }
-}
-
-// Buffers that new weights go through do not grow with the largest unit. Nothing of this size is allocated: the plan is
-// refused.
-TEST(MemoryPlan, BuffersOfNewWeightsAreBounded) {
-  for (const auto& [largest, said] : {std::pair{int64_t{1} << 27, "256.00 MiB"}, {int64_t{1} << 20, "24.00 MiB"}}) {
-    Trial t;
-    t.gpu = "gpu_sim";
-    t.stage = 3;
-    t.offload_optimizer = "cpu";
-    t.model = vectors({largest, 4096}, STRATA_BF16);
-    t.overrides = {"log_level=info", "host_memory_limit=1000000"};
-    std::string plan;
-    t.log = [&plan](strata_log_level, const std::string& text) { plan += text + "\n"; };
-    t.body = [&](int, strata_engine* e) {
-      EXPECT_THAT(build_model(e, t.model), testing::HasSubstr("host_memory_limit"));
-    };
-    run(t);
-    EXPECT_NE(plan.find(std::string("update buffers ") + said), std::string::npos) << plan;
   }
 }
 

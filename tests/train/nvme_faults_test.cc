@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <future>
 #include <map>
 #include <mutex>
 #include <set>
@@ -108,10 +107,8 @@ class NvmeFaultsInAStep : public testing::TestWithParam<std::string> {
 
   // False, and the disk answers again, where it would not end by itself.
   static bool ends(const std::function<void()>& what) {
-    const auto ended = std::async(std::launch::async, what);
-    const bool in_time = ended.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+    const bool in_time = returns(what, std::chrono::seconds(60), [] { disk_faults().clear(); });
     EXPECT_TRUE(in_time);
-    if (!in_time) disk_faults().clear();
     return in_time;
   }
 

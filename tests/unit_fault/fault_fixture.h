@@ -17,6 +17,7 @@
 #include "strata/draft/fault_control.h"
 #include "strata/iface/offload.h"
 #include "tests/support/plugin_fixture.h"
+#include "tests/support/waiting.h"
 
 namespace strata::test {
 
@@ -120,15 +121,10 @@ class FaultTier {
 
 inline std::string reason(strata_status code) { return take_failure(code).text(); }
 
-// True once `condition` holds; false after ten seconds. For things another thread does.
+// False after ten seconds.
 template <class Condition>
 bool eventually(Condition condition) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
+  return eventually(condition, std::chrono::seconds(10));
 }
 
 }  // namespace strata::test
