@@ -3,6 +3,8 @@
 // Each object owns one open plugin instance. Tables come from PluginSet, so every slot can be called.
 #pragma once
 
+#include <atomic>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,14 @@
 #include "strata/iface/optimizer.h"
 
 namespace strata {
+
+// Where leak checkers find what is never to be freed.
+inline void keep_for_good(const void* what) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<const void*>;
+  std::lock_guard lock(mutex);
+  kept->push_back(what);
+}
 
 // An open instance: table and self, closed when it goes.
 template <class Api, class Self>
@@ -36,9 +46,11 @@ class Instance {
     return Ok();
   }
   void close() {
-    if (self_) api_->close(self_);
+    if (self_) left_open_ ? keep_for_good(self_) : api_->close(self_);
     self_ = nullptr;
   }
+  // What it would free is still in use, and nobody can say for how long: it is not closed when this goes.
+  void leave_open() const { left_open_ = true; }
   explicit operator bool() const { return self_ != nullptr; }
   const Api* api() const { return api_; }
   Self* self() const { return self_; }
@@ -46,6 +58,9 @@ class Instance {
  protected:
   const Api* api_ = nullptr;
   Self* self_ = nullptr;
+
+ private:
+  mutable std::atomic<bool> left_open_{false};
 };
 
 template <class Caps, class Api, class Self>
@@ -210,6 +225,11 @@ class Memory {
 
   char* at(uint64_t offset) const { return static_cast<char*>(data_) + offset; }
   uint64_t bytes() const { return bytes_; }
+  // Of the device: stays for good, as a disk that answers late may write to it.
+  void leave_behind() {
+    if (device_) device_->leave_open();
+    device_ = nullptr;
+  }
 
  private:
   void swap(Memory& o) {

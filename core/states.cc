@@ -274,15 +274,23 @@ Status States::move_through_host(bool write, const Region& region, uint64_t offs
                                  const strata_stream* stream) const {
   for (uint64_t at = 0; at < bytes; at += kBounceBytes) {
     const uint64_t n = std::min(kBounceBytes, bytes - at);
-    if (!write) STRATA_RETURN_IF_ERROR(weights_.offload().read(region, offset + at, n, bounce_.at(0), nullptr));
+    if (!write) STRATA_RETURN_IF_ERROR(move_bounce(false, region, offset + at, n));
     STRATA_RETURN_IF_ERROR(write ? device_.copy(bounce_.at(0), here + at, n, stream)
                                  : device_.copy(here + at, bounce_.at(0), n, stream));
     Marker copied;
     STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &copied));
     STRATA_RETURN_IF_ERROR(copied.before(nullptr));
-    if (write) STRATA_RETURN_IF_ERROR(weights_.offload().write(region, offset + at, n, bounce_.at(0), nullptr));
+    if (write) STRATA_RETURN_IF_ERROR(move_bounce(true, region, offset + at, n));
   }
   return Ok();
+}
+
+Status States::move_bounce(bool write, const Region& region, uint64_t offset, uint64_t bytes) const {
+  const Tier& tier = weights_.offload();
+  const Status moved = write ? tier.write(region, offset, bytes, bounce_.at(0), nullptr)
+                             : tier.read(region, offset, bytes, bounce_.at(0), nullptr);
+  if (moved.code() == STRATA_DEADLINE_EXCEEDED) bounce_.leave_behind();
+  return moved;
 }
 
 Status States::load(const Piece& piece, char* buffer, bool weight_too, const strata_stream* stream,
@@ -300,7 +308,7 @@ Status States::store(const Piece& piece, char* buffer, const strata_stream* stre
 Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, bool write, const Visitor& fn) {
   const Segment& s = layout_.units[unit].segments[segment];
   const uint64_t end = first + count;
-  const Memory& buffer = visit_buffers_[places_.on_host(unit) ? 1 : 0];
+  Memory& buffer = visit_buffers_[places_.on_host(unit) ? 1 : 0];
   while (first < end) {
     Piece piece{unit, segment, first / kShardElements * kShardElements, 0};
     piece.count = std::min(round_up(end, kShardElements) - piece.begin, kVisitElements);
@@ -308,8 +316,10 @@ Status States::visit(uint32_t unit, uint32_t segment, uint64_t first, uint64_t c
     std::vector<void*> arrays;
     std::vector<Work> done;
     // A transfer that was refused does not end those begun before it.
-    const auto wait = [&done](const Status& begun) {
-      const Status ended = wait_for_all(&done, std::chrono::nanoseconds(-1));
+    const auto wait = [&](const Status& begun) {
+      bool late = false;
+      const Status ended = wait_for_all(&done, std::chrono::nanoseconds(-1), &late);
+      if (late) buffer.leave_behind();
       return begun.ok() ? ended : begun;
     };
     strata_optim_args args{};

@@ -117,6 +117,7 @@ class States {
                      std::vector<Work>* done) const;
   Status move_through_host(bool write, const Region& region, uint64_t offset, uint64_t bytes, char* here,
                            const strata_stream* stream) const;
+  Status move_bounce(bool write, const Region& region, uint64_t offset, uint64_t bytes) const;
 
   const Layout& layout_;
   const Device& device_;
@@ -129,7 +130,7 @@ class States {
   };
   std::vector<std::vector<Arrays>> arrays_;  // [unit][segment]
   Memory visit_buffers_[2];                  // on the device; of the host
-  Memory bounce_;                            // between disk and device
+  mutable Memory bounce_;                    // between disk and device
 };
 
 }  // namespace strata

@@ -78,11 +78,12 @@ Status Work::before(const strata_stream* stream, std::chrono::nanoseconds patien
   return state_->end.before(stream);
 }
 
-Status wait_for_all(std::vector<Work>* work, std::chrono::nanoseconds patience) {
+Status wait_for_all(std::vector<Work>* work, std::chrono::nanoseconds patience, bool* late) {
   Status first;
   for (const Work& each : *work) {
     const Status status = each.before(nullptr, patience);
     if (first.ok()) first = status;
+    *late |= status.code() == STRATA_DEADLINE_EXCEEDED;
   }
   work->clear();
   return first;

@@ -82,7 +82,7 @@ class Work {
 };
 
 // Waits for all of them, also behind one that failed: what they use must not go while one of them is under way. Takes
-// them out; the first failure.
-Status wait_for_all(std::vector<Work>* work, std::chrono::nanoseconds patience);
+// them out; the first failure. `late`: set where one did not end in time, so that its memory must be left behind.
+Status wait_for_all(std::vector<Work>* work, std::chrono::nanoseconds patience, bool* late);
 
 }  // namespace strata

@@ -1,6 +1,7 @@
 #include "core/tensors.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace strata {
 
@@ -165,7 +166,23 @@ Status Tensors::import_weight(uint32_t unit, uint32_t segment, uint64_t first, u
   const OwnedWeights owned = weights_.owned(unit, segment);
   const uint64_t size = dtype_size(s.dtype);
   if (owned.address) return device_.copy(owned.address + first * size, in, count * size);
-  return weights_.tier(unit).write(*owned.region, owned.offset + first * size, count * size, in, nullptr);
+  return move_weight(true, unit, *owned.region, owned.offset + first * size, count * size, const_cast<char*>(in));
+}
+
+Status Tensors::move_weight(bool write, uint32_t unit, const Region& region, uint64_t offset, uint64_t bytes,
+                            char* memory) {
+  const Tier& tier = weights_.tier(unit);
+  for (uint64_t at = 0; at < bytes; at += kPieceBytes) {
+    const uint64_t n = std::min(kPieceBytes, bytes - at);
+    char *here = memory + at, *staged = host_.at(0);
+    if (write && here != staged) std::memcpy(staged, here, n);
+    const Status moved = write ? tier.write(region, offset + at, n, staged, nullptr)
+                               : tier.read(region, offset + at, n, staged, nullptr);
+    if (moved.code() == STRATA_DEADLINE_EXCEEDED) host_.leave_behind();
+    STRATA_RETURN_IF_ERROR(moved);
+    if (!write && here != staged) std::memcpy(here, staged, n);
+  }
+  return Ok();
 }
 
 // ---- reading -----------------------------------------------------------------------------------------------------
@@ -246,7 +263,7 @@ Status Tensors::export_weight(uint32_t unit, uint32_t segment, uint64_t first, u
   const OwnedWeights owned = weights_.owned(unit, segment);
   const uint64_t size = dtype_size(s.dtype);
   if (owned.address) return device_.copy(out, owned.address + first * size, count * size);
-  return weights_.tier(unit).read(*owned.region, owned.offset + first * size, count * size, out, nullptr);
+  return move_weight(false, unit, *owned.region, owned.offset + first * size, count * size, out);
 }
 
 }  // namespace strata

@@ -52,6 +52,8 @@ class Tensors {
                       const char* values);
   Status export_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out);
   Status import_weight(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, const char* in);
+  // Between this rank's shard in a tier without addresses and memory that need not stay: through host_.
+  Status move_weight(bool write, uint32_t unit, const Region& region, uint64_t offset, uint64_t bytes, char* memory);
   Status export_grad(uint32_t unit, uint32_t segment, uint64_t first, uint64_t count, char* out);
   Status find_array(uint32_t unit, uint32_t segment, const std::string& array, uint32_t* index) const;
   template <class Fn>

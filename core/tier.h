@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/backends.h"
 #include "core/counters.h"
@@ -39,7 +40,8 @@ class Region {
   uint64_t bytes_ = 0;
 };
 
-// Memory that a tier was told of; forgotten when this goes, before the memory and the tier do.
+// Memory that a tier was told of; forgotten when this goes, before the memory and the tier do. Memory that is left
+// behind (backends.h) is not.
 class Registration {
  public:
   Registration() = default;
@@ -50,11 +52,24 @@ class Registration {
     return *this;
   }
   ~Registration();
+  void leave_behind() { offload_ = nullptr; }
 
  private:
   friend class Tier;
   const Offload* offload_ = nullptr;
   void* memory_ = nullptr;
+};
+
+// Memory of the device that transfers of tiers use.
+struct TransferBuffer {
+  // A transfer has not ended in time, and may use the memory yet.
+  void leave_behind() {
+    memory.leave_behind();
+    for (Registration& each : registered) each.leave_behind();
+  }
+
+  Memory memory;
+  std::vector<Registration> registered;
 };
 
 class Tier {
@@ -79,7 +94,7 @@ class Tier {
 
   // Zeros on an offload plugin, anything on the device. `label` appears in errors; `flags`: STRATA_REGION_*.
   Status alloc(uint64_t bytes, const std::string& label, Region* out, uint32_t flags = 0) const;
-  // Moves bytes; `done` NULL: done on return.
+  // Moves bytes; `done` NULL: done on return. With DEADLINE_EXCEEDED `buffer` may be used yet: it must be left behind.
   Status read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
   Status write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer, strata_event* done) const;
   // Says that reads and writes will use this memory again and again: whole blocks of 4096, with no transfer under way

@@ -90,7 +90,7 @@ class BenchFile {
 
 class Bench {
  public:
-  Bench(const BenchIoArgs& args, const std::string& path, char* memory)
+  Bench(const BenchIoArgs& args, const std::string& path, const std::shared_ptr<char>& memory)
       : args_(args), bytes_(args.file_mib * kMiB), memory_(memory), file_(path, bytes_), path_(path) {}
 
   DiskResult run() {
@@ -128,7 +128,7 @@ class Bench {
     io::Queue queue(options(kDefaultDepth, kDefaultPiece));
     const io::QueueFile file = queue.attach(file_.fd());
     for (uint64_t at = 0; at < bytes_; at += kMemory) {
-      const int error = queue.transfer({true, file, at, memory_, std::min(kMemory, bytes_ - at), {}});
+      const int error = queue.transfer({true, file, at, memory_.get(), std::min(kMemory, bytes_ - at), {}, memory_});
       if (error) raise(error, "write the file in " + path_);
     }
     return queue.uses_ring() ? "io_uring" : "threads (" + queue.remark() + ")";
@@ -161,10 +161,10 @@ class Bench {
   // Memory is registered, as the tier's.
   double pipeline_rate(const Rates& setting) {
     io::Queue queue(options(setting.depth, setting.piece));
-    const Pipeline pipeline{queue.attach(file_.fd()), bytes_, memory_};
-    const bool registered = queue.register_memory(memory_, kMemory) == 0;
+    const Pipeline pipeline{queue.attach(file_.fd()), bytes_, memory_.get()};
+    const bool registered = queue.register_memory(memory_.get(), kMemory) == 0;
     const io::LoadResult result = run_pipeline(queue, pipeline, length(kPipelineTimes * args_.seconds));
-    if (registered) queue.unregister_memory(memory_);
+    if (registered) queue.unregister_memory(memory_.get());
     if (result.error) raise(result.error, "read and write the file in " + path_);
     return result.rate;
   }
@@ -173,7 +173,7 @@ class Bench {
 
   const BenchIoArgs& args_;
   const uint64_t bytes_;
-  char* const memory_;
+  const std::shared_ptr<char> memory_;
   BenchFile file_;
   const std::string path_;
 };
@@ -289,14 +289,13 @@ std::vector<std::string> directories(const std::vector<std::string>& paths, uint
 }  // namespace
 
 int bench_io(const BenchIoArgs& args) {
-  const auto free = [](char* p) { host_memory::release(p, kMemory); };
-  const std::unique_ptr<char, decltype(free)> memory(static_cast<char*>(host_memory::allocate(kMemory)), free);
+  const std::shared_ptr<char> memory = host_memory::allocate_shared(kMemory);
   if (!memory) return report({STRATA_RESOURCE_EXHAUSTED, "no memory for " + std::to_string(kMemory) + " bytes"});
   host_memory::touch(memory.get(), kMemory);
   std::vector<DiskResult> disks;
   try {
     for (const std::string& path : directories(args.paths, args.file_mib * kMiB)) {
-      disks.push_back(Bench(args, path, memory.get()).run());
+      disks.push_back(Bench(args, path, memory).run());
       if (!args.json) print_table(disks.back()), print_pipelines(disks.back());
     }
   } catch (const Failure& f) {

@@ -16,7 +16,7 @@ CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
 PLUGIN, FILE, FUNCTION, HEADER = 1200, 800, 80, 300
 # A folder without those below it.
-CORE = {"core": 6650, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2150,
+CORE = {"core": 6750, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2150,
         "core/plugins": 1800}
 
 # The host API is one header, so that a host includes one.
@@ -31,7 +31,7 @@ LARGER_PLUGINS = {
                          "names who is missing"),
     "comm_mpi": (1240, "MPI's calls have no deadline, and its requests outlive the instance that made them"),
     "comm_nccl": (1910, "NCCL bounds nothing: what finds, makes, watches and ends it is as much as the collectives"),
-    "offload_nvme": (1760, "files with a life of their own, striping, stripes that move out of linked files, copies of "
+    "offload_nvme": (1800, "files with a life of their own, striping, stripes that move out of linked files, copies of "
                            "what is not aligned, a measurement, a deadline for calls that nobody can leave"),
     "fault": (1350, "one wrapper per interface, with every slot of it"),
 }

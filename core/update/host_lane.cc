@@ -44,10 +44,10 @@ Status HostLane::run(const std::vector<UpdatePart>& parts, const UnitDoneFn& don
     STRATA_RETURN_IF_ERROR(read_ahead(passing, turn));
     stream_.mark(nullptr);
     if (part.first) STRATA_RETURN_IF_ERROR(wait_for_readers(part));
-    if (through) STRATA_RETURN_IF_ERROR(wait(buffer(turn).reads));
+    if (through) STRATA_RETURN_IF_ERROR(wait(buffer(turn).reads, &buffer(turn)));
     STRATA_RETURN_IF_ERROR(update(part, through ? buffer(turn).memory.at(0) : nullptr));
     if (through) STRATA_RETURN_IF_ERROR(write(part, buffer(turn)));
-    if (through && !shape_.writes_behind) STRATA_RETURN_IF_ERROR(wait(buffer(turn).writes));
+    if (through && !shape_.writes_behind) STRATA_RETURN_IF_ERROR(wait(buffer(turn).writes, &buffer(turn)));
     turn += through ? 1 : 0;
     if (part.last) STRATA_RETURN_IF_ERROR(end_unit(part, done));
     return finish(done, false);
@@ -85,7 +85,7 @@ Status HostLane::finish(const UnitDoneFn& done, bool to_the_end) {
     Ending& ending = endings_.front();
     const auto written = [](const Work& work) { return work.is_set(); };
     if (!to_the_end && !std::all_of(ending.writes.begin(), ending.writes.end(), written)) break;
-    STRATA_RETURN_IF_ERROR(wait(ending.writes));
+    STRATA_RETURN_IF_ERROR(wait(ending.writes, nullptr));
     STRATA_RETURN_IF_ERROR(done(ending.position, Marker()));
     endings_.pop_front();
   }
@@ -98,9 +98,12 @@ Status HostLane::wait_for_readers(const UpdatePart& part) const {
   return update_.wait_for_readers(part.position, writer, deadline_, trace_.update);
 }
 
-Status HostLane::wait(std::vector<Work>& transfers) const {
+Status HostLane::wait(std::vector<Work>& transfers, TransferBuffer* buffer) const {
   const Span span(trace_.update, "wait for transfers", kNoUnit, nullptr, !transfers.empty());
-  return wait_for_all(&transfers, deadline_);
+  bool late = false;
+  const Status status = wait_for_all(&transfers, deadline_, &late);
+  if (late && buffer) buffer->leave_behind();
+  return status;
 }
 
 // Buffers must not be reused or freed while a transfer is under way.
@@ -109,7 +112,7 @@ Status HostLane::drain(Status status) {
   endings_.clear();
   for (Buffer& buffer : buffers_) {
     for (auto* transfers : {&buffer.reads, &buffer.writes}) {
-      const Status s = wait(*transfers);
+      const Status s = wait(*transfers, &buffer);
       if (status.ok()) status = s;
     }
   }
@@ -118,7 +121,7 @@ Status HostLane::drain(Status status) {
 
 Status HostLane::read(const UpdatePart& part, Buffer& buffer) {
   const Span span(trace_.update, "read", part.piece.unit);
-  STRATA_RETURN_IF_ERROR(wait(buffer.writes));
+  STRATA_RETURN_IF_ERROR(wait(buffer.writes, &buffer));
   stream_.mark(nullptr);
   STRATA_RETURN_IF_ERROR(
       states_.load(part.piece, buffer.memory.at(0), !update_.updates_all(part.piece), stream_.c(), &buffer.reads));

@@ -51,9 +51,7 @@ class HostLane {
   // One being read, one updated, one written; new weights of small parts may queue behind what else is copied.
   static constexpr size_t kLeast = 3, kMost = 12;
   static constexpr uint64_t kBufferBytes = uint64_t{256} << 20;
-  struct Buffer {
-    Memory memory;
-    std::vector<Registration> registered;
+  struct Buffer : TransferBuffer {
     std::vector<Work> reads, writes;
   };
   // A unit that is updated but for weights on their way to a tier.
@@ -75,7 +73,8 @@ class HostLane {
   Status write(const UpdatePart& part, Buffer& buffer);
   Status end_unit(const UpdatePart& part, const UnitDoneFn& done);
   Status finish(const UnitDoneFn& done, bool to_the_end);
-  Status wait(std::vector<Work>& transfers) const;
+  // `buffer`: theirs; NULL: they are waited for there, too.
+  Status wait(std::vector<Work>& transfers, TransferBuffer* buffer) const;
   Status wait_for_readers(const UpdatePart& part) const;
   Status drain(Status status);
 

@@ -10,7 +10,7 @@ namespace strata {
 ShardReader::~ShardReader() {
   stop();
   if (thread_.joinable()) thread_.join();
-  for (const Piece& piece : pieces_) (void)piece.read.before(nullptr, std::chrono::nanoseconds(-1));
+  for (const Piece& piece : pieces_) end(piece);
   for (const Buffer& buffer : buffers_) (void)buffer.emptied.before(nullptr);
 }
 
@@ -18,7 +18,7 @@ Status ShardReader::allocate(uint64_t buffers, uint64_t bytes, const std::vector
   buffers_.resize(buffers);
   for (Buffer& buffer : buffers_) {
     STRATA_RETURN_IF_ERROR(Memory::shared_with_host(device_, bytes, &buffer.memory).during("shard buffers"));
-    STRATA_RETURN_IF_ERROR(tier_.register_memory(buffer.memory.at(0), bytes, &buffer.registered));
+    STRATA_RETURN_IF_ERROR(tier_.register_memory(buffer.memory.at(0), bytes, &buffer.registered.emplace_back()));
     free_.push_back(&buffer);
   }
   return begin_thread(
@@ -125,11 +125,16 @@ Status ShardReader::bring(const Region& region, char* to, const strata_stream* s
   return Ok();
 }
 
+void ShardReader::end(const Piece& piece) {
+  const Status read = piece.read.before(nullptr, std::chrono::nanoseconds(-1));
+  if (read.code() == STRATA_DEADLINE_EXCEEDED) piece.buffer->leave_behind();
+}
+
 // A buffer that failed is free only when nothing is read into it any more.
 Status ShardReader::take_over(const Piece& piece, char* to, const strata_stream* stream) {
   Status read = piece.read.before(nullptr, deadline_);
   if (!read.ok()) {
-    (void)piece.read.before(nullptr, std::chrono::nanoseconds(-1));
+    end(piece);
     return read;
   }
   STRATA_RETURN_IF_ERROR(device_.copy(to, piece.buffer->memory.at(0), piece.bytes, stream));

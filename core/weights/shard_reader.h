@@ -44,9 +44,7 @@ class ShardReader {
     Work after;
     uint64_t step;  // in the trace
   };
-  struct Buffer {
-    Memory memory;
-    Registration registered;
+  struct Buffer : TransferBuffer {
     Marker emptied;
   };
   // A piece on its way into a buffer, or there.
@@ -60,6 +58,7 @@ class ShardReader {
   Buffer* take_buffer();
   Status take_piece(Piece* out);
   Status take_over(const Piece& piece, char* to, const strata_stream* stream);
+  static void end(const Piece& piece);
 
   const Device& device_;
   const Tier& tier_;

@@ -46,6 +46,12 @@ void release(void* ptr, uint64_t bytes) noexcept {
   }
 }
 
+std::shared_ptr<char> allocate_shared(uint64_t bytes) {
+  char* const ptr = static_cast<char*>(allocate(bytes));
+  if (!ptr) return nullptr;
+  return {ptr, [bytes](char* p) { release(p, bytes); }};
+}
+
 void touch(void* ptr, uint64_t bytes) noexcept {
   auto* p = static_cast<volatile char*>(ptr);
   for (uint64_t at = 0; at < bytes; at += kAlignment) p[at] = 0;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace strata::host_memory {
 
@@ -20,6 +21,9 @@ inline constexpr uint64_t kMappedFrom = uint64_t{1} << 20;
 void* allocate(uint64_t bytes) noexcept;
 // `bytes` is what was given to allocate. nullptr is ignored.
 void release(void* ptr, uint64_t bytes) noexcept;
+
+// The same, released by the last who holds it.
+std::shared_ptr<char> allocate_shared(uint64_t bytes);
 
 // Makes the pages of zeroed memory [ptr, ptr + bytes) present, by writing a zero into each.
 void touch(void* ptr, uint64_t bytes) noexcept;

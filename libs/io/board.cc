@@ -20,6 +20,7 @@ bool Board::submit(Request request) {
   auto item = std::make_shared<Item>();
   item->request = std::move(request);
   std::unique_lock lock(mutex_);
+  ++untold_;
   if (dead_ || item->request.bytes == 0) {
     const Report ended = report(item.get(), dead_);
     lock.unlock();
@@ -32,12 +33,9 @@ bool Board::submit(Request request) {
   return std::exchange(sleeping_, false);
 }
 
-void Board::wait_until_idle() {
+void Board::wait_until_told() {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] {
-    const bool empty = is_idle() && again_.empty() && lines_[0].empty() && lines_[1].empty();
-    return telling_ == 0 && (dead_ || empty);
-  });
+  told_.wait(lock, [this] { return telling_ == 0 && untold_ == 0; });
 }
 
 void Board::stop() {
@@ -73,30 +71,36 @@ void Board::expire() {
   const auto oldest = Clock::now() - options_.deadline;
   const bool late =
       std::any_of(slots_.begin(), slots_.end(), [&](const Slot& s) { return s.item && s.since < oldest; });
-  if (late) end_all(ETIMEDOUT, lock);
+  if (late) end_all(ETIMEDOUT, true, lock);
 }
 
 void Board::fail_all(int error) {
   std::unique_lock lock(mutex_);
-  end_all(error, lock);
+  end_all(error, false, lock);
 }
 
-void Board::end_all(int error, std::unique_lock<std::mutex>& lock) {
-  if (dead_) return;
-  dead_ = error;
-  std::vector<Report> reports;
-  const auto end = [&](Item* item) {
-    if (!item->reported) reports.push_back(report(item, error));
-  };
+// No piece is taken any more. What is under way may use its memory: unless `at_once`, its request ends with it.
+void Board::end_all(int error, bool at_once, std::unique_lock<std::mutex>& lock) {
+  if (!dead_) dead_ = error;
+  std::vector<std::shared_ptr<Item>> items;
   for (auto& line : lines_) {
-    for (auto& item : line) end(item.get());
+    items.insert(items.end(), line.begin(), line.end());
     line.clear();
   }
-  for (const Slot& slot : slots_) {
-    if (slot.item) end(slot.item.get());
+  for (const Slot& slot : again_) {
+    --slot.item->out;
+    items.push_back(slot.item);
   }
-  for (const Slot& slot : again_) end(slot.item.get());
   again_.clear();
+  for (const Slot& slot : slots_) {
+    if (slot.item) items.push_back(slot.item);
+  }
+  std::vector<Report> reports;
+  for (const auto& item : items) {
+    if (!item->error) item->error = error;
+    if (item->reported || (item->out > 0 && !at_once)) continue;
+    reports.push_back(report(item.get(), at_once ? error : item->error));
+  }
   tell(reports, lock);
 }
 
@@ -107,12 +111,13 @@ void Board::tell(const std::vector<Report>& reports, std::unique_lock<std::mutex
   for (const Report& each : reports) each();
   lock.lock();
   --telling_;
-  idle_.notify_all();
+  told_.notify_all();
 }
 
 // The call that ends a request, to be made without the lock.
 Board::Report Board::report(Item* item, int error) {
   item->reported = true;
+  --untold_;
   return [done = std::move(item->request.done), error, moved = item->moved] {
     if (done) done(error, moved);
   };
@@ -210,7 +215,7 @@ void Board::finish(unsigned index, int64_t result) {
   free_.push_back(index);
   if (is_idle()) busy_ += Clock::now() - busy_since_;
   const std::shared_ptr<Item> item = slot.item;
-  if (!item->error && !item->reported && go_on(&slot, result)) {
+  if (!item->error && go_on(&slot, result)) {
     again_.push_back(std::move(slot));
     return;
   }

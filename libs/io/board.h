@@ -21,13 +21,14 @@ class Board {
 
   // True when a server sleeps and must be woken.
   bool submit(Request request);
-  void wait_until_idle();  // or stuck, with everybody told
+  void wait_until_told();  // all whose requests were submitted
   void stop();
-  // Ends everything with ETIMEDOUT when a piece is older than the deadline.
+  // Ends everything with ETIMEDOUT when a piece is older than the deadline: nothing else ends a request with pieces on
+  // their way.
   void expire();
   // Returns at stop; expires in between.
   void watch();
-  // Ends everything, now and later, with this errno.
+  // Ends everything, now and later, with this errno; a request with pieces on their way when they are back.
   void fail_all(int error);
 
   struct Piece {
@@ -50,7 +51,7 @@ class Board {
   struct Item {
     Request request;
     uint64_t taken = 0, moved = 0;
-    unsigned out = 0;  // pieces taken and not ended
+    unsigned out = 0;  // pieces taken and not back
     int error = 0;
     bool reported = false;
   };
@@ -68,12 +69,12 @@ class Board {
   bool go_on(Slot* slot, int64_t result);
   void drop(const Item* item);
   Report report(Item* item, int error);
-  void end_all(int error, std::unique_lock<std::mutex>& lock);
+  void end_all(int error, bool at_once, std::unique_lock<std::mutex>& lock);
   void tell(const std::vector<Report>& reports, std::unique_lock<std::mutex>& lock);
 
   const Queue::Options options_;
   std::mutex mutex_;
-  std::condition_variable wake_, idle_, stopping_;
+  std::condition_variable wake_, told_, stopping_;
   std::deque<std::shared_ptr<Item>> lines_[2];  // with bytes not yet taken: reads, writes
   std::deque<Slot> again_;                      // the rest of pieces that came up short
   std::vector<Slot> slots_;
@@ -82,6 +83,7 @@ class Board {
   Clock::duration busy_{0};         // before that
   bool turn_ = false, sleeping_ = false, stop_ = false;
   int dead_ = 0;          // the errno with which everything ends
+  unsigned untold_ = 0;   // requests that have not ended
   unsigned telling_ = 0;  // calls of `done` under way
 };
 

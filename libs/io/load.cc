@@ -10,7 +10,7 @@ LoadResult run_load(Queue& queue, const Load& load, std::chrono::nanoseconds len
   std::mutex mutex;
   std::condition_variable ended;
   std::vector<char*> places;
-  for (unsigned i = 0; i < load.depth; ++i) places.push_back(load.memory + i * load.piece);
+  for (unsigned i = 0; i < load.depth; ++i) places.push_back(load.memory.get() + i * load.piece);
   const auto begin = std::chrono::steady_clock::now();
   uint64_t next[2] = {0, 0}, moved = 0;
   int first_error = 0;
@@ -24,13 +24,15 @@ LoadResult run_load(Queue& queue, const Load& load, std::chrono::nanoseconds len
     const uint64_t offset = next[writes]++ % (room / load.piece) * load.piece;
     if (writes) *load.written = std::max(*load.written, offset + load.piece);
     lock.unlock();
-    queue.submit({writes, load.file, offset, place, load.piece, [&, place](int error, uint64_t bytes) {
+    queue.submit({writes, load.file, offset, place, load.piece,
+                  [&, place](int error, uint64_t bytes) {
                     std::lock_guard inner(mutex);
                     if (!first_error) first_error = error;
                     moved += bytes;
                     places.push_back(place);
                     ended.notify_all();
-                  }});
+                  },
+                  load.memory});
     lock.lock();
   }
   ended.wait(lock, [&] { return places.size() == load.depth; });

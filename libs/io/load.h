@@ -12,7 +12,7 @@ namespace strata::io {
 struct Load {
   QueueFile file;
   uint64_t file_bytes = 0;             // a piece at the least
-  char* memory = nullptr;              // `depth` pieces
+  std::shared_ptr<char> memory;        // `depth` pieces
   unsigned depth = 0;                  // pieces on their way
   uint64_t piece = 0;                  // bytes
   bool reads = false, writes = false;  // both: in turns

@@ -22,7 +22,7 @@ Queue::Queue(const Options& options) : board_(std::make_shared<Board>(options)) 
 }
 
 Queue::~Queue() {
-  board_->wait_until_idle();
+  board_->wait_until_told();
   board_->stop();
   const bool all_back = server_->wake() && board_->is_over();
   for (std::thread& thread : threads_) all_back ? thread.join() : thread.detach();
@@ -39,7 +39,7 @@ int Queue::transfer(Request request) {
   return ended.get_future().get();
 }
 
-void Queue::drain() { board_->wait_until_idle(); }
+void Queue::drain() { board_->wait_until_told(); }
 std::chrono::nanoseconds Queue::busy() const { return board_->busy(); }
 
 QueueFile Queue::attach(std::shared_ptr<const Fd> fd) {

@@ -3,8 +3,10 @@
 //
 // A request is of any size; it is cut into pieces of `block_bytes`, of which `depth` are on their way at a time. Reads
 // and writes take turns, each in the order they were asked for. A short transfer is continued, EINTR and EAGAIN are
-// tried again, anything else ends the request with its errno. A piece that the disk does not answer within the deadline
-// makes the queue stuck: every request in it, and every later one, ends with ETIMEDOUT.
+// tried again, anything else ends the request with its errno, once none of its pieces is on its way any more. A piece
+// that the disk does not answer within the deadline makes the queue stuck: every request in it, and every later one,
+// ends with ETIMEDOUT. Then alone may the disk still use the request's file and memory, which stay until it answers
+// where the request has a share in them.
 //
 // Where a file is opened with O_DIRECT, its rule holds for offsets, sizes and memory (alignment.h): the queue passes
 // them on, and continues short transfers at multiples of `alignment`.
@@ -33,7 +35,7 @@ constexpr char kAgainLimits[] =
     "no kernel thread or memory for io_uring: RLIMIT_NPROC (ulimit -u), kernel.threads-max, the cgroup's pids.max and "
     "memory.max";
 
-// A file as the queue knows it. Requests keep it open: a disk that answers late must not meet another file.
+// A file as the queue knows it.
 struct QueueFile {
   std::shared_ptr<const Fd> fd;
   int slot = -1;  // among the files registered with io_uring; -1: not among them
@@ -47,6 +49,7 @@ struct Request {
   uint64_t bytes = 0;
   // Called once: 0 or an errno (ENODATA: the file ends before that), and the bytes that moved.
   std::function<void(int error, uint64_t moved)> done;
+  std::shared_ptr<const void> memory{};  // keeps `data`; NULL: the caller does
 };
 
 class Queue {
@@ -59,8 +62,8 @@ class Queue {
     bool use_ring = true;
   };
   explicit Queue(const Options& options);
-  // Waits for what was submitted, at most the deadline; what the disk still holds then is left to threads that end
-  // when it answers.
+  // Waits for what was submitted, at most the deadline; what the disk still holds then is left to threads that end when
+  // it answers.
   ~Queue();
   Queue(const Queue&) = delete;
 

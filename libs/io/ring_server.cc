@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 
@@ -104,7 +105,7 @@ class RingServer : public Server {
       Board::Piece piece;
       while (board_->take(&slot, &piece)) prepare(slot, piece);
       if (board_->is_over()) return;
-      if (!submit() || !collect()) return;
+      if (!submit() || !collect()) return see_out();
     }
   }
 
@@ -114,7 +115,12 @@ class RingServer : public Server {
   void read_wake() {
     io_uring_sqe* entry = new_entry();
     io_uring_prep_read(entry, wake_.get(), &woken_, sizeof(woken_), 0);
-    io_uring_sqe_set_data64(entry, kWake);
+    tag(entry, kWake);
+  }
+
+  void tag(io_uring_sqe* entry, uint64_t tag) {
+    io_uring_sqe_set_data64(entry, tag);
+    prepared_.push_back(tag);
   }
 
   int update_buffer(unsigned slot, const iovec* area) { return ring_calls().update_buffer(&ring_, slot, area); }
@@ -151,7 +157,7 @@ class RingServer : public Server {
                    : io_uring_prep_read(entry, fd, piece.data, bytes, piece.offset));
     }
     if (piece.file >= 0) entry->flags |= IOSQE_FIXED_FILE;
-    io_uring_sqe_set_data64(entry, slot);
+    tag(entry, slot);
   }
 
   // False when the ring is of no use any more; the board knows the errno then.
@@ -159,12 +165,18 @@ class RingServer : public Server {
     while (io_uring_sq_ready(&ring_) > 0) {
       const int sent = ring_calls().submit(&ring_);
       if (sent < 0 && !goes_on(-sent)) return false;
-      if (sent < 0 && in_kernel_ > 0) return true;  // completions make room
+      if (sent < 0 && pieces_in_kernel_ > 0) return true;  // their completions make room
       if (sent < 0) continue;
-      in_kernel_ += static_cast<unsigned>(sent);
+      for (int i = 0; i < sent; ++i) count_in();
       failures_ = 0;
     }
     return true;
+  }
+
+  // The first of what is prepared is the kernel's now.
+  void count_in() {
+    if (prepared_.front() != kWake) ++pieces_in_kernel_;
+    prepared_.pop_front();
   }
 
   bool collect() {
@@ -174,14 +186,32 @@ class RingServer : public Server {
       if (error == EAGAIN && !wait) return true;
       if (error) return goes_on(error);
       failures_ = 0;
-      const uint64_t tag = io_uring_cqe_get_data64(entry);
-      const int result = entry->res;
-      io_uring_cqe_seen(&ring_, entry);
-      --in_kernel_;
-      if (tag == kWake) {
-        read_wake();
+      if (!take_in(entry)) read_wake();
+    }
+  }
+
+  // False when it is no piece that came back, but the eventfd's read.
+  bool take_in(io_uring_cqe* entry) {
+    const uint64_t tag = io_uring_cqe_get_data64(entry);
+    const int result = entry->res;
+    io_uring_cqe_seen(&ring_, entry);
+    if (tag == kWake) return false;
+    --pieces_in_kernel_;
+    board_->finish(static_cast<unsigned>(tag), result);
+    return true;
+  }
+
+  // Behind a failure of the ring, and of all requests: what never went to the kernel goes back to the board, and what
+  // did when the kernel is through with it, which the ring shows without a call.
+  void see_out() {
+    for (const uint64_t tag : prepared_) {
+      if (tag != kWake) board_->finish(static_cast<unsigned>(tag), -ECANCELED);
+    }
+    for (io_uring_cqe* entry = nullptr; pieces_in_kernel_ > 0;) {
+      if (ring_calls().next(&ring_, &entry, false) == 0) {
+        take_in(entry);
       } else {
-        board_->finish(static_cast<unsigned>(tag), result);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
     }
   }
@@ -202,8 +232,9 @@ class RingServer : public Server {
   bool ready_ = false;
   Fd wake_;
   uint64_t woken_ = 0;
-  unsigned in_kernel_ = 0;  // submitted and not collected
-  int failures_ = 0;        // of the ring, in a row
+  std::deque<uint64_t> prepared_;  // tags, in the order in which the kernel will take them
+  unsigned pieces_in_kernel_ = 0;  // submitted and not collected
+  int failures_ = 0;               // of the ring, in a row
   std::mutex files_mutex_;
   std::vector<int> free_files_;
   struct Buffer {

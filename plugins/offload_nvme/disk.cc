@@ -48,15 +48,13 @@ uint64_t free_in(const struct statvfs& s) { return static_cast<uint64_t>(s.f_bav
 
 }  // namespace
 
-void Disk::Freer::operator()(void* p) const { host_memory::release(p, kZeros); }
-
 Disk::Disk(std::string path, const Owner& owner, const Settings& settings, const LogFn& log)
     : path_(std::move(path)),
       settings_(settings),
       log_(log),
       patience_(settings.queue.deadline),
       directory_(path_, owner, patience_, log),
-      zeros_(static_cast<char*>(host_memory::allocate(kZeros))) {
+      zeros_(host_memory::allocate_shared(kZeros)) {
   if (!zeros_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kZeros, " bytes");
   if (io::is_in_memory(path_)) log_(STRATA_LOG_WARN, path_ + " is a tmpfs: what it holds lies in host memory");
   open_probe();
@@ -212,12 +210,12 @@ void Disk::give(const Run& run) {
 
 void Disk::copy(const Run& from, const Run& to, uint64_t offset, uint64_t bytes) {
   if (bytes == 0) return;
-  const auto free = [bytes](char* p) { host_memory::release(p, bytes); };
-  const std::unique_ptr<char, decltype(free)> memory(static_cast<char*>(host_memory::allocate(bytes)), free);
+  const std::shared_ptr<char> memory = host_memory::allocate_shared(bytes);
   if (!memory) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", bytes, " bytes");
   for (const bool write : {false, true}) {
     const Run& run = write ? to : from;
-    const int error = queue_->transfer({write, run.segment->file, run.offset + offset, memory.get(), bytes, {}});
+    const int error =
+        queue_->transfer({write, run.segment->file, run.offset + offset, memory.get(), bytes, {}, memory});
     if (error) raise_errno(error, join(write ? "write " : "read ", bytes, " bytes of"), run.segment->path);
   }
 }
@@ -288,11 +286,13 @@ void Disk::zero(const Run& run, bool used_before) {
   int first_error = 0;
   for (uint64_t at = 0; at < run.bytes; at += kZeros) {
     const uint64_t bytes = std::min(kZeros, run.bytes - at);
-    queue_->submit({true, run.segment->file, run.offset + at, zeros_.get(), bytes, [&](int error, uint64_t) {
+    queue_->submit({true, run.segment->file, run.offset + at, zeros_.get(), bytes,
+                    [&](int error, uint64_t) {
                       std::lock_guard lock(mutex);
                       if (!first_error) first_error = error;
                       if (--left == 0) ended.notify_all();
-                    }});
+                    },
+                    zeros_});
   }
   std::unique_lock lock(mutex);
   ended.wait(lock, [&] { return left == 0; });
@@ -303,18 +303,17 @@ Disk::Speed Disk::measure(std::chrono::milliseconds length) {
   Speed speed;
   if (length.count() > 0) {
     const uint64_t bytes = kMeasured * kZeros;
-    const auto free = [bytes](char* p) { host_memory::release(p, bytes); };
-    const std::unique_ptr<char, decltype(free)> memory(static_cast<char*>(host_memory::allocate(bytes)), free);
+    const std::shared_ptr<char> memory = host_memory::allocate_shared(bytes);
     if (!memory) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", bytes, " bytes for a probe");
     auto* const words = reinterpret_cast<uint64_t*>(memory.get());
     for (uint64_t i = 0, x = 1; i < bytes / sizeof(x); ++i) {  // nothing that a device could fold up
       words[i] = x = x * 6364136223846793005u + 1442695040888963407u;
     }
     uint64_t filled = 0;
-    speed.write = rate(false, true, length * 3 / 10, memory.get(), &filled);
-    speed.read = rate(true, false, length * 3 / 10, memory.get(), &filled);
-    speed.mixed = rate(true, true, length * 3 / 10, memory.get(), &filled);
-    speed.latency = latency(memory.get(), filled);
+    speed.write = rate(false, true, length * 3 / 10, memory, &filled);
+    speed.read = rate(true, false, length * 3 / 10, memory, &filled);
+    speed.mixed = rate(true, true, length * 3 / 10, memory, &filled);
+    speed.latency = latency(memory, filled);
   }
   remove_probe();
   return speed;
@@ -333,7 +332,8 @@ void Disk::remove_probe() {
   probe_ = {};
 }
 
-double Disk::rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled) {
+double Disk::rate(bool read, bool write, std::chrono::nanoseconds length, const std::shared_ptr<char>& memory,
+                  uint64_t* filled) {
   const uint64_t piece = std::min(kZeros, probe_bytes_);
   const io::Load load{probe_, probe_bytes_, memory, kMeasured, piece, read, write, filled};
   const io::LoadResult result = io::run_load(*queue_, load, length);
@@ -341,12 +341,12 @@ double Disk::rate(bool read, bool write, std::chrono::nanoseconds length, char* 
   return result.rate;
 }
 
-double Disk::latency(char* memory, uint64_t filled) {
+double Disk::latency(const std::shared_ptr<char>& memory, uint64_t filled) {
   const uint64_t bytes = std::max(kSmallRead, rule_.offset);
   const auto begin = std::chrono::steady_clock::now();
   for (uint64_t i = 0; i < kSmallReads; ++i) {
     const uint64_t offset = i * (filled / kSmallReads) / bytes * bytes;
-    const int error = queue_->transfer({false, probe_, offset, memory, bytes, {}});
+    const int error = queue_->transfer({false, probe_, offset, memory.get(), bytes, {}, memory});
     if (error) raise_errno(error, "probe (read)", directory_.path());
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;

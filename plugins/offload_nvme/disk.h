@@ -94,8 +94,9 @@ class Disk {
   void grow(Segment* segment, uint64_t bytes);
   void zero(const Run& run, bool used_before);
   // `memory` has kMeasured pieces; `filled` is how far the file has been written.
-  double rate(bool read, bool write, std::chrono::nanoseconds length, char* memory, uint64_t* filled);
-  double latency(char* memory, uint64_t filled);
+  double rate(bool read, bool write, std::chrono::nanoseconds length, const std::shared_ptr<char>& memory,
+              uint64_t* filled);
+  double latency(const std::shared_ptr<char>& memory, uint64_t filled);
 
   const std::string path_;
   const Settings settings_;
@@ -106,10 +107,7 @@ class Disk {
   bool allocates_ = true;  // fallocate
   bool refused_memory_ = false;
   io::DirectRule rule_;
-  struct Freer {
-    void operator()(void* p) const;
-  };
-  std::unique_ptr<char, Freer> zeros_;
+  const std::shared_ptr<char> zeros_;
   io::QueueFile probe_;
   uint64_t probe_bytes_ = 0;
   uint64_t segments_made_ = 0;

@@ -27,7 +27,7 @@ struct Transfers::Job {
   Places places;
   std::atomic<uint64_t> left;  // parts
   std::mutex mutex;
-  Error error;  // the first
+  Error error;  // the first; before others, that a disk has not answered: the host then knows that it may do so yet
 
   std::string text(const std::string& rest) const {
     return join("\"", region->label, "\", ", bytes, " bytes at offset ", offset, ": ", rest);
@@ -45,8 +45,6 @@ Transfers::Transfers(const strata_host* host, const Regions& regions, uint64_t m
 
 uint64_t Transfers::host_bytes() { return kBuffer; }
 
-Transfers::~Transfers() { host_memory::release(buffer_, kBuffer); }
-
 void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
                      strata_event* done) {
   const uint64_t end = offset + bytes;
@@ -57,7 +55,7 @@ void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t
   if (offset < first) by_buffer(write, region, offset, first - offset, buffer);
   if (last < end) by_buffer(write, region, last, end - last, buffer + (last - offset));
   if (!done) {
-    if (first < last) move_now(write, region, first, last - first, buffer + (first - offset));
+    if (first < last) move_now(write, region, first, last - first, buffer + (first - offset), nullptr);
     return;
   }
   if (first == last) {
@@ -70,7 +68,7 @@ void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t
     sync_->release(done);
   };
   try {
-    start(write, region, first, last - first, buffer + (first - offset), ended);
+    start(write, region, first, last - first, buffer + (first - offset), nullptr, ended);
   } catch (...) {
     sync_->release(done);
     throw;
@@ -78,7 +76,7 @@ void Transfers::move(bool write, const std::shared_ptr<Region>& region, uint64_t
 }
 
 void Transfers::start(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
-                      EndFn ended) {
+                      std::shared_ptr<const void> memory, EndFn ended) {
   auto job = std::make_shared<Job>();
   job->region = region;
   job->write = write;
@@ -96,7 +94,7 @@ void Transfers::start(bool write, const std::shared_ptr<Region>& region, uint64_
   for (const Places::Part& part : parts) {
     part.room->disk->queue().submit(
         {write, part.room->run.segment->file, part.offset, buffer + (part.begin - offset), part.bytes,
-         [this, job, part](int error, uint64_t moved) { end_part(job, part, error, moved); }});
+         [this, job, part](int error, uint64_t moved) { end_part(job, part, error, moved); }, memory});
   }
 }
 
@@ -104,7 +102,7 @@ void Transfers::start(bool write, const std::shared_ptr<Region>& region, uint64_
 void Transfers::end_part(const std::shared_ptr<Job>& job, const Places::Part& part, int error, uint64_t moved) {
   if (error) {
     std::lock_guard lock(job->mutex);
-    if (job->error.ok()) {
+    if (job->error.ok() || error == ETIMEDOUT) {
       job->error = {
           plugin_kit::status_of_errno(error),
           job->text(join(job->write ? "write " : "read ", part.room->run.segment->path, ", ", part.bytes, " bytes at ",
@@ -135,9 +133,10 @@ void Transfers::compare_hashes(Job* job) const {
 }
 
 void Transfers::move_now(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes,
-                         char* buffer) {
+                         char* buffer, std::shared_ptr<const void> memory) {
   std::promise<Error> ended;
-  start(write, region, offset, bytes, buffer, [&ended](const Error& error) { ended.set_value(error); });
+  start(write, region, offset, bytes, buffer, std::move(memory),
+        [&ended](const Error& error) { ended.set_value(error); });
   const Error error = ended.get_future().get();
   if (!error.ok()) throw error;
 }
@@ -146,7 +145,7 @@ void Transfers::by_buffer(bool write, const std::shared_ptr<Region>& region, uin
                           char* memory) {
   std::lock_guard lock(buffer_mutex_);
   if (!buffer_) {
-    buffer_ = static_cast<char*>(host_memory::allocate(kBuffer));
+    buffer_ = host_memory::allocate_shared(kBuffer);
     if (!buffer_) raise(STRATA_RESOURCE_EXHAUSTED, "the system refused ", kBuffer, " bytes");
     const bool is_whole = offset % block_ == 0 && bytes % block_ == 0;
     host_->log(
@@ -157,16 +156,21 @@ void Transfers::by_buffer(bool write, const std::shared_ptr<Region>& region, uin
              "; such transfers, as of checkpoints, are copied, and slower")
             .c_str());
   }
-  for (const uint64_t end = offset + bytes; offset < end;) {
-    const uint64_t from = offset / block_ * block_;
-    const uint64_t here = std::min(end, from + kBuffer);
-    const uint64_t to = (here + block_ - 1) / block_ * block_;
-    if (!write || from < offset || here < to) move_now(false, region, from, to - from, buffer_);
-    char* const place = buffer_ + (offset - from);
-    std::memcpy(write ? place : memory, write ? memory : place, here - offset);
-    if (write) move_now(true, region, from, to - from, buffer_);
-    memory += here - offset;
-    offset = here;
+  try {
+    for (const uint64_t end = offset + bytes; offset < end;) {
+      const uint64_t from = offset / block_ * block_;
+      const uint64_t here = std::min(end, from + kBuffer);
+      const uint64_t to = (here + block_ - 1) / block_ * block_;
+      if (!write || from < offset || here < to) move_now(false, region, from, to - from, buffer_.get(), buffer_);
+      char* const place = buffer_.get() + (offset - from);
+      std::memcpy(write ? place : memory, write ? memory : place, here - offset);
+      if (write) move_now(true, region, from, to - from, buffer_.get(), buffer_);
+      memory += here - offset;
+      offset = here;
+    }
+  } catch (const Error& error) {
+    if (error.code() == STRATA_DEADLINE_EXCEEDED) buffer_.reset();  // its disk may still use it; others go on
+    throw;
   }
 }
 

@@ -19,7 +19,6 @@ namespace strata::offload_nvme {
 class Transfers {
  public:
   Transfers(const strata_host* host, const Regions& regions, uint64_t memory_alignment);
-  ~Transfers();
   Transfers(const Transfers&) = delete;
 
   static constexpr uint32_t kMostInFlight = 1024;
@@ -33,9 +32,11 @@ class Transfers {
  private:
   struct Job;
   using EndFn = std::function<void(const plugin_kit::Error&)>;
+  // `memory` keeps `buffer`; NULL: the host does.
   void start(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
-             EndFn ended);
-  void move_now(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer);
+             std::shared_ptr<const void> memory, EndFn ended);
+  void move_now(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* buffer,
+                std::shared_ptr<const void> memory);
   void by_buffer(bool write, const std::shared_ptr<Region>& region, uint64_t offset, uint64_t bytes, char* memory);
   void end_part(const std::shared_ptr<Job>& job, const Places::Part& part, int error, uint64_t moved);
   void compare_hashes(Job* job) const;
@@ -46,7 +47,7 @@ class Transfers {
   const uint64_t block_, memory_alignment_;
   std::atomic<uint32_t> in_flight_{0};
   std::mutex buffer_mutex_;
-  char* buffer_ = nullptr;  // made when it is first needed
+  std::shared_ptr<char> buffer_;  // made when it is first needed
 };
 
 }  // namespace strata::offload_nvme

@@ -27,7 +27,8 @@ void Faults::clear() {
   short_transfers = false;
   interrupt_every = 0;
   alignment = 0;
-  hang = stuck_reads = stuck_writes = false;
+  hang(false);
+  hung = late = lost = 0;
   fixed = plain = 0;
   direct_bytes = 0;
 }
@@ -65,14 +66,13 @@ int Faults::of(const char* call) {
   return error_;
 }
 
-int Faults::of_transfer(const char* call, bool write) {
-  while (hang) ::usleep(1000);
-  const std::atomic<bool>& stuck = write ? stuck_writes : stuck_reads;
-  if (stuck) {
-    while (stuck) ::usleep(1000);
-    return EIO;
-  }
+int Faults::of_transfer(const char* call, bool write, bool* was_hung) {
+  *was_hung = false;
   if (const int error = of(call)) return error;
+  const std::atomic<bool>& hangs = write ? hang_writes : hang_reads;
+  *was_hung = hangs;
+  hung += *was_hung ? 1 : 0;
+  while (hangs) ::usleep(1000);
   const unsigned n = transfers_++;
   if (interrupt_every > 0 && n % static_cast<unsigned>(interrupt_every) == 0) return n % 2 ? EINTR : EAGAIN;
   return 0;
@@ -104,9 +104,12 @@ ssize_t transfer(const char* name, Real real, int fd, Data data, size_t bytes, o
     errno = EINVAL;
     return -1;
   }
-  errno = faults().of_transfer(name, std::is_same_v<Data, const void*>);
+  bool hung = false;
+  errno = faults().of_transfer(name, std::is_same_v<Data, const void*>, &hung);
   if (errno) return -1;
   const ssize_t n = real(fd, data, faults().shortened(bytes), offset);
+  if (hung && n < 0 && errno == EFAULT) ++faults().lost;
+  if (hung) ++faults().late;
   if (n > 0 && is_direct(fd)) faults().direct_bytes += static_cast<uint64_t>(n);
   return faults().short_transfers && n > static_cast<ssize_t>(faults().unit()) ? n - 17
                                                                                : n;  // and not even whole blocks

@@ -27,8 +27,10 @@ class Faults {
   std::atomic<bool> short_transfers{false};  // each moves about half
   std::atomic<int> interrupt_every{0};       // each nth transfer ends with EINTR or EAGAIN
   std::atomic<uint64_t> alignment{0};        // direct transfers at other multiples are EINVAL, statx knows nothing
-  std::atomic<bool> hang{false};             // transfers do not end before this is false again
-  std::atomic<bool> stuck_reads{false}, stuck_writes{false};  // the same, and then they fail: their memory may be gone
+  std::atomic<bool> hang_reads{false}, hang_writes{false};  // such transfers do not end before this is false again
+  void hang(bool on) { hang_reads = hang_writes = on; }
+  // Transfers that were in such a call since clear, those of them that have ended, and what of these found no memory.
+  std::atomic<unsigned> hung{0}, late{0}, lost{0};
 
   std::atomic<uint64_t> direct_bytes{0};  // moved by pread and pwrite with O_DIRECT, since clear
 
@@ -37,8 +39,8 @@ class Faults {
 
   // For the tables: the errno of this call, 0 when it works. Returns late where it is held.
   int of(const char* call);
-  // The same of a transfer, which may also hang or be interrupted.
-  int of_transfer(const char* call, bool write);
+  // The same of a transfer, which may also be interrupted or hang: `was_hung`.
+  int of_transfer(const char* call, bool write, bool* was_hung);
   // How much of a transfer happens.
   uint64_t shortened(uint64_t bytes) const;
   uint64_t unit() const { return std::max<uint64_t>(4096, alignment); }  // less never moves

@@ -34,7 +34,9 @@ int next(io_uring* ring, io_uring_cqe** cqe, bool wait) {
   const int code = wait ? io_uring_wait_cqe(ring, cqe) : io_uring_peek_cqe(ring, cqe);
   if (code < 0 || io_uring_cqe_get_data64(*cqe) == kWake || (*cqe)->res <= 0) return code;
   const bool write = directions().is_write(ring, io_uring_cqe_get_data64(*cqe));
-  if (const int error = faults().of_transfer("completion", write)) (*cqe)->res = -error;
+  bool hung = false;
+  if (const int error = faults().of_transfer("completion", write, &hung)) (*cqe)->res = -error;
+  if (hung) ++faults().late;
   return code;
 }
 

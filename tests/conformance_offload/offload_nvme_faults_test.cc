@@ -11,6 +11,7 @@
 
 #include "nvme_faults_fixture.h"
 #include "shadow.h"
+#include "tests/support/waiting.h"
 
 namespace strata::test {
 namespace {
@@ -191,7 +192,7 @@ TEST_P(NvmeFaultsBothWays, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   tier.rank.base.deadline_ns = 200'000'000;
   ASSERT_EQ(tier.open(options(GetParam())), STRATA_OK);
   const strata_region region = tier.alloc(4 * kMiB, "layer9 master");
-  faults().hang = true;
+  faults().hang(true);
   Event done = Event::create();
   ASSERT_EQ(tier.write(region, 0, data, 2 * kMiB, done.get()), STRATA_OK);
   EXPECT_EQ(tier.read(region, 2 * kMiB, data + 2 * kMiB, 2 * kMiB), STRATA_DEADLINE_EXCEEDED);
@@ -202,7 +203,42 @@ TEST_P(NvmeFaultsBothWays, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   EXPECT_EQ(tier.read(region, 0, data, 4096), STRATA_DEADLINE_EXCEEDED);
   tier.close();
   EXPECT_EQ(dir.entries(), 0u);
-  faults().hang = false;
+  faults().hang(false);
+}
+
+// Nor does the disk find the caller's memory where the tier has put its own in between, which stays as long as it
+// takes.
+TEST_P(NvmeFaultsBothWays, WhatItAnswersBehindTheEndHasItsMemory) {
+  alignas(4096) static char data[4096];
+  std::memset(data, 'a', sizeof(data));
+  tier.rank.base.deadline_ns = 200'000'000;
+  ASSERT_EQ(tier.open(options(GetParam())), STRATA_OK);
+  const strata_region region = tier.alloc(kMiB, "layer9 master");
+  faults().hang_reads = true;
+  EXPECT_EQ(tier.read(region, 100, data, 1000), STRATA_DEADLINE_EXCEEDED);
+  tier.close();
+  faults().hang(false);
+  EXPECT_TRUE(eventually([] { return faults().late > 0 && faults().late == faults().hung; }, std::chrono::seconds(20)));
+  EXPECT_EQ(faults().lost, 0u);
+  EXPECT_EQ(std::count(data, data + sizeof(data), 'a'), 4096);
+}
+
+// What else goes wrong with a transfer is of no account then: with any other status its memory would be free.
+TEST_P(NvmeFaultsBothWays, ATransferThatFailsAndIsNotAnsweredIsNotAnswered) {
+  alignas(4096) static char data[2 * kMiB];
+  tier.rank.base.deadline_ns = 200'000'000;
+  DiskDir second;
+  const std::string paths = dir.path + "," + second.path;
+  ASSERT_EQ(tier.open(Options().set("nvme_path", paths).set("probe_ms", 0).set("io", GetParam())), STRATA_OK);
+  const strata_region region = tier.alloc(2 * kMiB, "layer9 master");
+  faults().hang_reads = true;
+  // A stripe on each disk: one hangs, and the other fails.
+  GetParam() == "threads" ? faults().fail("pread", 2, EIO) : faults().fail("completion", 1, EIO);
+  EXPECT_EQ(tier.read(region, 0, data, 2 * kMiB), STRATA_DEADLINE_EXCEEDED);
+  EXPECT_THAT(reason(STRATA_DEADLINE_EXCEEDED), HasSubstr("did not answer"));
+  EXPECT_TRUE(faults().has_fired());
+  tier.close();
+  faults().hang(false);
 }
 
 // Ranks of a machine share a path, and neither queues nor locks: one whose transfers stand still, more of them than it
@@ -214,7 +250,7 @@ TEST_P(NvmeFaultsBothWays, ARankThatWaitsHoldsUpNoOther) {
   alignas(4096) static char data[kMiB], mine[4 * kMiB];
   const strata_region region = tier.alloc(kMiB), free_one = other.alloc(4 * kMiB);
   ASSERT_EQ(tier.write(region, 0, data, kMiB), STRATA_OK);
-  faults().stuck_reads = true;
+  faults().hang_reads = true;
   std::vector<Event> stuck;
   for (uint64_t i = 0; i < 32; ++i) {
     stuck.push_back(Event::create());
@@ -226,9 +262,8 @@ TEST_P(NvmeFaultsBothWays, ARankThatWaitsHoldsUpNoOther) {
     ASSERT_TRUE(done->wait(std::chrono::seconds(20)).ok()) << round;
   }
   for (const Event& each : stuck) EXPECT_FALSE(each->is_set());
-  faults().stuck_reads = false;
-  // Those under way fail now; those behind them find a disk that answers.
-  for (const Event& each : stuck) EXPECT_NE(each->wait(std::chrono::seconds(20)).code(), STRATA_DEADLINE_EXCEEDED);
+  faults().hang_reads = false;
+  for (const Event& each : stuck) EXPECT_TRUE(each->wait(std::chrono::seconds(20)).ok());
   other.close();
   tier.close();
   EXPECT_EQ(dir.entries(), 0u);
@@ -243,7 +278,7 @@ TEST_P(NvmeFaultsBothWays, TimeUnderWayIsCountedOnceAndIsTheMeanOfTheDisks) {
     ASSERT_EQ(tier.open(Options().set("nvme_path", paths).set("probe_ms", 0).set("io", GetParam())), STRATA_OK);
     const strata_region region = tier.alloc(kMiB, "layer9 master");  // one stripe: on one of them
     const uint64_t idle = tier.caps().busy_ns;
-    faults().hang = true;
+    faults().hang(true);
     std::vector<Event> done;
     for (uint64_t i = 0; i < 4; ++i) {
       done.push_back(Event::create());
@@ -260,7 +295,7 @@ TEST_P(NvmeFaultsBothWays, TimeUnderWayIsCountedOnceAndIsTheMeanOfTheDisks) {
     const uint64_t last = tier.caps().busy_ns;
     EXPECT_LE(disks * (last - first), ns(Clock::now() - before) + disks);
     EXPECT_GE(disks * (last - first) + disks, ns(then - between));
-    faults().hang = false;
+    faults().hang(false);
     for (Event& each : done) EXPECT_TRUE(each->wait(std::chrono::seconds(20)).ok());
     tier.close();
   }
@@ -323,6 +358,40 @@ TEST_F(NvmeFaults, ARingThatCannotBeWokenEndsItsTransfers) {
   EXPECT_THAT(reason(STRATA_DATA_LOSS), AllOf(HasSubstr(dir.path), HasSubstr(std::strerror(EIO))));
   tier.close();
   EXPECT_EQ(dir.entries(), 0u);
+}
+
+// A ring that fails has transfers under way: their memory is in use, and they do not end before the kernel is through
+// with it.
+TEST_F(NvmeFaults, ATransferOfARingThatFailsEndsBehindTheKernel) {
+  if (const std::string why = no_ring(); !why.empty()) GTEST_SKIP() << why;
+  alignas(4096) static char first[4096], second[4096];
+  const auto is_held = [] { return faults().held() > 0; };
+  for (const char* call : {"eventfd_write", "wait"}) {
+    ASSERT_EQ(tier.open(options("io_uring")), STRATA_OK);
+    const strata_region region = tier.alloc(kMiB);
+    std::memset(first, 'a', sizeof(first));
+    const Event done = Event::create(), another = Event::create();
+    if (std::string(call) == "wait") {  // the kernel has it, and nobody looks at what became of it
+      faults().fail(call, 1, EBADF, true);
+      ASSERT_EQ(tier.read(region, 0, first, 4096, done.get()), STRATA_OK);
+      ASSERT_TRUE(eventually([] { return faults().has_fired(); }, std::chrono::seconds(20)));
+      faults().hold("peek");
+      ASSERT_TRUE(eventually(is_held, std::chrono::seconds(20)));
+    } else {  // it is about to go to the kernel
+      faults().hold("submit");
+      ASSERT_EQ(tier.read(region, 0, first, 4096, done.get()), STRATA_OK);
+      ASSERT_TRUE(eventually(is_held, std::chrono::seconds(20)));
+      faults().fail(call, 1, EBADF);
+      ASSERT_EQ(tier.read(region, 4096, second, 4096, another.get()), STRATA_OK);
+      EXPECT_EQ(another->wait(std::chrono::seconds(20)).code(), STRATA_INTERNAL) << "nobody has it";
+    }
+    EXPECT_FALSE(done->is_set()) << call;
+    faults().clear();
+    EXPECT_EQ(done->wait(std::chrono::seconds(20)).code(), STRATA_INTERNAL) << call;
+    EXPECT_EQ(std::count(first, first + 4096, '\0'), 4096) << "it has been read before that";
+    tier.close();
+    EXPECT_EQ(dir.entries(), 0u);
+  }
 }
 
 TEST_F(NvmeFaults, AShallowerRingWhereMemoryIsShort) {

@@ -23,8 +23,10 @@ TEST(WaitForAll, WaitsBehindAFailure) {
     ended = true;
     second.enqueued({});
   });
-  const Status status = wait_for_all(&work, milliseconds(10000));
+  bool late = false;
+  const Status status = wait_for_all(&work, milliseconds(10000), &late);
   EXPECT_TRUE(ended);
+  EXPECT_FALSE(late);
   EXPECT_EQ(status.code(), STRATA_DATA_LOSS);
   EXPECT_EQ(status.text(), "the first");
   EXPECT_TRUE(work.empty());
@@ -34,8 +36,22 @@ TEST(WaitForAll, WaitsBehindAFailure) {
 TEST(WaitForAll, IsOkWhereAllAre) {
   std::vector<Work> work = {Work::create(), Work::ending_at({})};
   work[0].enqueued({});
-  EXPECT_TRUE(wait_for_all(&work, milliseconds(10000)).ok());
-  EXPECT_TRUE(wait_for_all(&work, milliseconds(0)).ok());
+  bool late = false;
+  EXPECT_TRUE(wait_for_all(&work, milliseconds(10000), &late).ok());
+  EXPECT_TRUE(wait_for_all(&work, milliseconds(0), &late).ok());
+  EXPECT_FALSE(late);
+}
+
+// Behind another failure too, and whether it is this wait that was too short or who does it that gave up.
+TEST(WaitForAll, SaysThatOneMayEndLater) {
+  for (const bool given_up : {false, true}) {
+    std::vector<Work> work = {Work::create(), Work::create()};
+    work[0].failed({STRATA_DATA_LOSS, "the first"});
+    if (given_up) work[1].failed({STRATA_DEADLINE_EXCEEDED, "the disk does not answer"});
+    bool late = false;
+    EXPECT_EQ(wait_for_all(&work, milliseconds(1), &late).code(), STRATA_DATA_LOSS);
+    EXPECT_TRUE(late) << given_up;
+  }
 }
 
 }  // namespace

@@ -71,8 +71,10 @@ typedef struct strata_offload_api {
 
   /* Required. Moves bytes between a region and a buffer. All bytes move or the status says what went wrong; a
    * short transfer is never a success. With `done` NULL the call returns when the bytes have moved; otherwise
-   * `done` is set exactly once, possibly before the call returns, unless the call itself returns an error.
-   * Transfers of overlapping ranges are ordered by the caller. [submit][open] OUT_OF_RANGE, DATA_LOSS, AGAIN */
+   * `done` is set exactly once, possibly before the call returns, unless the call itself returns an error. From then
+   * on nothing uses the buffer; but with DEADLINE_EXCEEDED a disk may answer later yet: the caller keeps the buffer for
+   * good, and uses it no more. Transfers of overlapping ranges are ordered by the caller. [submit][open] OUT_OF_RANGE,
+   * DATA_LOSS, AGAIN */
   strata_status(STRATA_CALL* read)(strata_offload* self, const strata_io_args* args, strata_event* done);
   strata_status(STRATA_CALL* write)(strata_offload* self, const strata_io_args* args, strata_event* done);
 
@@ -82,7 +84,8 @@ typedef struct strata_offload_api {
    * multiples of 4096; ranges do not overlap. A transfer may lie inside a range, across its ends, or outside.
    * INVALID_ARGUMENT, ALREADY_EXISTS (overlaps one registered before) [control][open] */
   strata_status(STRATA_CALL* register_memory)(strata_offload* self, void* address, uint64_t bytes);
-  /* `address` as it was registered. No transfer of that memory is under way. [control][open] */
+  /* `address` as it was registered. No transfer of that memory is under way, nor ended with DEADLINE_EXCEEDED.
+   * [control][open] */
   void(STRATA_CALL* unregister_memory)(strata_offload* self, void* address);
 
   /* Optional (default: UNIMPLEMENTED; the caller then calls alloc). As alloc, with what is known of the region's use:
