@@ -279,6 +279,10 @@ strata_status strata_step(strata_engine* engine, const strata_step_args* args) {
   });
 }
 
+strata_status strata_fail(strata_engine* engine, const char* text) {
+  return enter(engine, [&](Engine& e) { return text ? e.fail({STRATA_ABORTED, text}) : missing("text"); });
+}
+
 strata_status strata_wait(strata_engine* engine) {
   return enter(engine, [](Engine& e) { return e.wait(); });
 }

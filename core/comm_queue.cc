@@ -34,10 +34,9 @@ Status CommQueue::create_streams() {
 
 CommQueue::~CommQueue() {
   std::deque<Entry> dropped;
-  bool stuck = false;
+  const bool stuck = !settle();
   {
-    std::unique_lock lock(mutex_);
-    stuck = !idle_.wait_for(lock, kLeaveAfter, [this] { return queue_.empty() && !executing_; });
+    std::lock_guard lock(mutex_);
     stop_ = true;
     dropped.swap(queue_);
   }
@@ -46,6 +45,11 @@ CommQueue::~CommQueue() {
   for (Entry& e : dropped) e.work.failed({STRATA_CANCELLED, e.op.label + ": the engine is closing"});
   thread_.join();
   release_device();
+}
+
+bool CommQueue::settle() {
+  std::unique_lock lock(mutex_);
+  return idle_.wait_for(lock, kLeaveAfter, [this] { return queue_.empty() && !executing_; });
 }
 
 void CommQueue::release_device() {

@@ -66,7 +66,7 @@ class CommQueue {
             const std::vector<int>& cpus, FailFn on_failure);
   // Before the first submit.
   Status create_streams();
-  // What was submitted gets a few seconds, since the other ranks submitted it, too; then they are told that we leave.
+  // Settles; else the other ranks are told that we leave.
   ~CommQueue();
 
   // Its work ends when the operation and its `then` are done.
@@ -75,6 +75,8 @@ class CommQueue {
   Status run(CommOp op);
   // Every operation from now on ends with `status`; the engine and the other ranks hear of it. Any thread.
   void fail(const Status& status);
+  // What was submitted, by the other ranks too, gets a few seconds to end. False: it did not.
+  bool settle();
   // For work that ranks do alike: an error of this rank's part is the end for all of them. Any thread.
   Status or_fail(const Status& status) {
     if (!status.ok()) fail(status);

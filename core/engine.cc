@@ -448,7 +448,19 @@ Status Engine::plugin_interface(const std::string& role, const char* id, const v
 
 // ---- guards ------------------------------------------------------------------------------------------------------
 
-// The first error is the engine's. Only the collective queue calls this: it tells the other ranks, too. Any thread.
+// The host's own error. Before there is a queue, nothing but calls that all ranks make is under way.
+Status Engine::fail(const Status& status) {
+  if (queue_) {
+    (void)queue_->settle();
+    queue_->fail(status);
+  } else if (usable(false).ok()) {
+    note_failure(status);
+    (void)or_abort(status);
+  }
+  return Ok();
+}
+
+// The first error is the engine's. Whoever calls this tells the other ranks, too. Any thread.
 void Engine::note_failure(const Status& status) {
   {
     std::lock_guard lock(failure_mutex_);

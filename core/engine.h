@@ -50,6 +50,7 @@ class Engine {
   Status check_group_count(uint64_t count) const;
   Status step(const strata_step_args* args);
   Status wait();
+  Status fail(const Status& status);
   Status step_info(strata_step_info* out);
 
   Status counters(strata_counter_span span, strata_counters* out);

@@ -102,6 +102,10 @@ STRATA_API strata_status STRATA_CALL strata_open(const strata_engine_args* args,
 /* Joins a running update and frees everything; NULL is fine. Does not wait for other ranks. Does nothing when called
  * from inside a callback of this engine. */
 STRATA_API void STRATA_CALL strata_close(strata_engine* engine);
+/* For a host whose own part of the work failed, before it closes: the engine is FAILED with ABORTED and `text` [call],
+ * and those of the other ranks, who else hear only that this one closed, with CANCELLED and "rank N: text". What an
+ * engine failed with before stays. INVALID_ARGUMENT */
+STRATA_API strata_status STRATA_CALL strata_fail(strata_engine* engine, const char* text);
 
 STRATA_API int32_t STRATA_CALL strata_rank(const strata_engine* engine);  /* [any] */
 STRATA_API int32_t STRATA_CALL strata_world(const strata_engine* engine); /* [any] */

@@ -236,6 +236,7 @@ FUNCTION(strata_status_name, const char * (STRATA_CALL *)(strata_status code));
 FUNCTION(strata_version, const char * (STRATA_CALL *)(void));
 FUNCTION(strata_open, strata_status (STRATA_CALL *)(const strata_engine_args *args, strata_engine * *out));
 FUNCTION(strata_close, void (STRATA_CALL *)(strata_engine *engine));
+FUNCTION(strata_fail, strata_status (STRATA_CALL *)(strata_engine *engine, const char *text));
 FUNCTION(strata_rank, int32_t (STRATA_CALL *)(const strata_engine *engine));
 FUNCTION(strata_world, int32_t (STRATA_CALL *)(const strata_engine *engine));
 FUNCTION(strata_get_ranks, strata_status (STRATA_CALL *)(const strata_engine *engine, strata_ranks *out));

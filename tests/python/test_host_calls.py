@@ -1,6 +1,7 @@
 """The Python host against the engine: errors, questions, checkpoints, and the lifetime of engines and processes."""
 import gc
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -15,6 +16,66 @@ CHECKPOINT = pytest.mark.skipif(not (BUILD / "lib" / "plugins" / "checkpoint.so"
                                 reason="the checkpoint plugin was not built")
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def step(engine, unit, params, number):
+    with engine.fetch(unit):
+        for name, p in params.items():
+            p.grad(gradient(name, number, engine.rank, p.view()))
+    unit.grads_done()
+    engine.end_backward()
+    engine.step()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_exception_of_one_rank_is_heard_by_the_others(told):
+    """That it was, where it leaves the with-block; where it does not, that the rank closed."""
+    def work(rank):
+        engine = open_engine(3, thread_rank=rank)
+        with engine:
+            unit, params = register(engine)
+            step(engine, unit, params, 1)
+            if rank.rank == 1 and told:
+                raise KeyError("no sample 7\0\ud800")
+            if rank.rank == 0:
+                with pytest.raises(strata.StrataError) as error:
+                    for number in range(2, 9):
+                        step(engine, unit, params, number)
+                        engine.wait()
+                heard.append(str(error.value))
+
+    heard = []
+    if told:
+        with pytest.raises(KeyError):
+            strata.run_threads(2, work)
+    else:
+        strata.run_threads(2, work)
+    assert ("rank 1: KeyError: 'no sample 7" in heard[0]) == told
+
+
+@pytest.mark.parametrize("end", ["raise KeyError('no sample 7')", "sys.exit(3)"])
+def test_an_exception_that_ends_a_program_is_heard_by_the_other_ranks(end, tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text(f"""
+import sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+from test_host_calls import open_engine, register, step
+engine = open_engine(3)
+unit, params = register(engine)
+step(engine, unit, params, 1)
+if engine.rank == 1:
+    {end}
+for number in range(2, 9):
+    step(engine, unit, params, number)
+    engine.wait()
+""")
+    ranks = [subprocess.Popen([sys.executable, program], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              env=os.environ | {"STRATA_RANK": str(rank), "STRATA_WORLD_SIZE": "2",
+                                                "STRATA_JOB": f"ends-{os.getpid()}-{len(end)}"}) for rank in range(2)]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert ranks[1].returncode == (3 if "exit" in end else 1), errors[1]
+    assert ranks[0].returncode == 1 and "rank 1" in errors[0], errors[0]
+    assert ("rank 1: KeyError: 'no sample 7'" in errors[0]) == ("raise" in end), errors[0]
 
 
 def test_a_wrong_key_names_place_and_neighbour(tmp_path):

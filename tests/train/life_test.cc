@@ -1,5 +1,6 @@
 // Opening, planning and closing: budgets hold before anything is allocated, half-built engines leave nothing behind.
 #include <dirent.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -47,6 +48,46 @@ Model even_model() {
   m.units = {"a", "b"};
   m.params = {{"a.w", {1024, 120}, STRATA_BF16, 0, 0, false, -1}, {"b.w", {1024, 120}, STRATA_BF16, 1, 0, false, -1}};
   return m;
+}
+
+// A host's own error, in the middle of a step, before commit, of a rank alone.
+TEST(Fail, IsHeardByAllRanks) {
+  for (const bool committed : {true, false}) {
+    Trial t;
+    t.world = 3;
+    t.stage = 3;
+    t.overrides = {"zero_optimization.param_persistence_threshold=0"};
+    const Model m = vectors({300, 5000});
+    run_body(t, [&](int rank, strata_engine* e) {
+      if (committed) {
+        ASSERT_EQ(build_model(e, m), "");
+      }
+      if (rank == 1) {
+        EXPECT_EQ(strata_fail(e, nullptr), STRATA_INVALID_ARGUMENT);
+        EXPECT_EQ(strata_fail(e, "the loss is nan"), STRATA_OK);
+        EXPECT_EQ(strata_fail(e, "another"), STRATA_OK) << "the first stays";
+        EXPECT_EQ(strata_commit(e), STRATA_ABORTED);
+        EXPECT_TRUE(says("the engine has FAILED: the loss is nan")) << last();
+        return;
+      }
+      const std::string error = committed ? micro_batch(e, m, 1, 0, rank, UINT32_MAX) : build_model(e, m);
+      EXPECT_THAT(error, testing::HasSubstr("rank 1: the loss is nan"));
+      EXPECT_EQ(strata_fail(e, "another"), STRATA_OK);
+      EXPECT_EQ(strata_wait(e), STRATA_CANCELLED);
+      EXPECT_TRUE(says("rank 1: the loss is nan")) << last();
+    });
+  }
+}
+
+TEST(Fail, IsTheEndOfARankAlone) {
+  Trial t;
+  t.body = [&](int, strata_engine* e) {
+    ASSERT_EQ(build_model(e, vectors({300})), "");
+    ASSERT_EQ(strata_fail(e, "no data"), STRATA_OK);
+    EXPECT_EQ(strata_step(e, nullptr), STRATA_ABORTED);
+    EXPECT_TRUE(says("no data")) << last();
+  };
+  run(t);
 }
 
 TEST(Plan, BytesPerRankFallAsTheFormulasSay) {  // requirement: what each ZeRO stage shards

@@ -112,6 +112,7 @@ PROTOTYPES = {
     "strata_version": (c_char_p, []),
     "strata_open": (Status, [POINTER(strata_engine_args), POINTER(Engine)]),
     "strata_close": (None, [Engine]),
+    "strata_fail": (Status, [Engine, c_char_p]),
     "strata_rank": (c_int32, [Engine]),
     "strata_world": (c_int32, [Engine]),
     "strata_get_ranks": (Status, [Engine, POINTER(strata_ranks)]),

@@ -4,11 +4,13 @@ Threads: one thread at a time per engine, any thread. Python's lock is released 
 threads (ranks.py). Ctrl-C takes effect when the running call returns; every call has the manifest's deadline.
 Calls marked collective are made by all ranks in the same order.
 """
+import atexit
 import collections
 import ctypes
 import functools
 import logging
 import os
+import sys
 import weakref
 
 from . import _abi
@@ -20,6 +22,7 @@ TIERS = ("device", "cpu", "nvme")
 DEVICE_TYPES = {_abi.CPU: "cpu", _abi.CUDA: "cuda"}
 PlanItem = collections.namedtuple("PlanItem", "what tier bytes")
 _SKIP = ("struct_size", "abi_minor", "reserved")
+_open = weakref.WeakSet()  # engines, some closed
 
 
 def _tuple_class(name, struct, doc):
@@ -87,6 +90,8 @@ class Engine:
         self._pid = os.getpid()
         # Runs at close, when the engine is forgotten, or at exit; it keeps the log callback alive until then.
         self._close = weakref.finalize(self, _close, self._lib, handle, self._pid, (callback, gradient_memory))
+        _open.add(self)
+        _watch_the_end()
         self.rank = self._lib.strata_rank(handle)
         self.world = self._lib.strata_world(handle)
         ranks = _abi.strata_ranks()
@@ -100,11 +105,17 @@ class Engine:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc_info):
-        self.close()
+    def __exit__(self, _kind, error, _traceback):
+        self.close(error)
 
-    def close(self):
-        """Joins a running update and frees everything; views end. Does not wait for other ranks. Twice is fine."""
+    def close(self, error=None):
+        """Joins a running update and frees everything; views end. Does not wait for other ranks. Twice is fine.
+
+        `error`: an Exception because of which this rank goes no further: the other ranks' next calls raise Cancelled
+        with its text, and not that this rank closed. One that leaves a with-block, or ends the program, is told so."""
+        if isinstance(error, Exception) and not self.closed and os.getpid() == self._pid:
+            text = f"{type(error).__name__}: {error}".encode(errors="replace")
+            self._lib.strata_fail(self._handle, text.replace(b"\0", b""))
         self._close()
         self._gradients.clear()
 
@@ -274,6 +285,18 @@ class Engine:
     def _keep_gradient(self, array):
         if self._keeps_gradients:
             self._gradients.append(array)
+
+
+@functools.cache
+def _watch_the_end():
+    """After the first finalizer was made, so that this runs before the finalizers close what is open."""
+    atexit.register(_tell_of_the_end)
+
+
+def _tell_of_the_end():
+    error = getattr(sys, "last_value", None)  # of the exception that ends the program
+    for engine in list(_open) if isinstance(error, Exception) else ():
+        engine.close(error)
 
 
 def _close(lib, handle, pid, callback):

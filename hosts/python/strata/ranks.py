@@ -9,6 +9,8 @@ import itertools
 import os
 import threading
 
+from .errors import Cancelled
+
 ThreadRank = collections.namedtuple("ThreadRank", "job rank world")
 _serial = itertools.count()
 
@@ -16,7 +18,7 @@ _serial = itertools.count()
 def run_threads(world, fn):
     """Runs fn(ThreadRank) on `world` threads and returns their results in rank order.
 
-    When ranks fail, the error that came first is raised, with the rank noted: the others are mostly its consequence.
+    When ranks fail, the first error is raised that no other rank's brought about, with the rank noted.
     """
     job = f"threads-{os.getpid()}-{next(_serial)}"
     results = [None] * world
@@ -35,5 +37,5 @@ def run_threads(world, fn):
     for thread in threads:
         thread.join()
     if failures:
-        raise failures[0]
+        raise next((e for e in failures if not isinstance(e, Cancelled)), failures[0])
     return results

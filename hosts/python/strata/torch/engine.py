@@ -59,17 +59,18 @@ class Engine:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc_info):
-        self.close()
+    def __exit__(self, _kind, error, _traceback):
+        self.close(error)
 
-    def close(self):
-        """Joins a running update and frees everything; the model's params stay released. Twice is fine."""
+    def close(self, error=None):
+        """Joins a running update and frees everything; the model's params stay released. Twice is fine. `error`: an
+        Exception because of which this rank goes no further, for the other ranks to hear (strata.Engine.close)."""
         try:
             if not self.core.closed:
                 self._passes.settle()
         finally:
             self._weights.forget()
-            self.core.close()
+            self.core.close(error)
 
     # ---- the loop ----
 

@@ -51,8 +51,8 @@ def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE,
     core = CoreEngine(manifest, **engine)
     try:
         return _register(model, core, found, groups or [], initial)
-    except BaseException:
-        core.close()
+    except BaseException as error:
+        core.close(error)
         raise
 
 
