@@ -211,7 +211,7 @@ TEST_P(NvmeFaultsBothWays, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
 TEST_P(NvmeFaultsBothWays, WhatItAnswersBehindTheEndHasItsMemory) {
   alignas(4096) static char data[4096];
   std::memset(data, 'a', sizeof(data));
-  tier.rank.base.deadline_ns = 200'000'000;
+  tier.rank.base.deadline_ns = 1'000'000'000;
   ASSERT_EQ(tier.open(options(GetParam())), STRATA_OK);
   const strata_region region = tier.alloc(kMiB, "layer9 master");
   faults().hang_reads = true;
@@ -226,7 +226,7 @@ TEST_P(NvmeFaultsBothWays, WhatItAnswersBehindTheEndHasItsMemory) {
 // What else goes wrong with a transfer is of no account then: with any other status its memory would be free.
 TEST_P(NvmeFaultsBothWays, ATransferThatFailsAndIsNotAnsweredIsNotAnswered) {
   alignas(4096) static char data[2 * kMiB];
-  tier.rank.base.deadline_ns = 200'000'000;
+  tier.rank.base.deadline_ns = 1'000'000'000;
   DiskDir second;
   const std::string paths = dir.path + "," + second.path;
   ASSERT_EQ(tier.open(Options().set("nvme_path", paths).set("probe_ms", 0).set("io", GetParam())), STRATA_OK);

@@ -172,7 +172,7 @@ TEST_P(NvmeLate, WhatADiskAnswersHasItsMemory) {
                                            {false, false, true},
                                            {false, true, true}}) {
     disk_faults().clear();
-    Trial t = trial(params, "4");
+    Trial t = trial(params, "6");
     t.model = vectors({1 << 20, 1 << 20, 1 << 20}, STRATA_BF16);
     t.overrides.push_back(kState + "buffer_size=1000000");
     if (params) t.overrides.push_back(kParam + "buffer_size=1000000");
