@@ -293,7 +293,7 @@ Status Engine::read_param(uint32_t param, const char* array, const strata_tensor
   const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(queue_->or_fail(updater_->join()));
   const std::string name = array ? array : "weight",
-                    what = "strata_read_param(\"" + registry_->params[param].name + "\")";
+                    what = "strata_read_param(\"" + registry_->params[param].name + "\", \"" + name + "\")";
   if (name == "grad" && gradients_->filling()) {
     return {STRATA_FAILED_PRECONDITION, what + ": a micro-batch is open; gradients are reduced when it ends"};
   }
@@ -319,7 +319,11 @@ Status Engine::save(const char* root, const char* tag) {
   const Progress::Pause pause(progress_.get());
   STRATA_RETURN_IF_ERROR(between_steps("strata_save"));
   STRATA_RETURN_IF_ERROR(open_checkpoint());
-  return snapshot_->save(root, tag, run_, settings_.zero_optimization.gather_16bit_weights_on_model_save);
+  STRATA_RETURN_IF_ERROR(
+      snapshot_->save(root, tag, run_, settings_.zero_optimization.gather_16bit_weights_on_model_save));
+  log(places_.world.rank == 0 ? STRATA_LOG_INFO : STRATA_LOG_DEBUG,
+      std::string("checkpoint \"") + root + "/" + tag + "\": written, step " + std::to_string(run_.steps));
+  return Ok();
 }
 
 Status Engine::load(const char* root, const char* tag) {
@@ -333,12 +337,31 @@ Status Engine::load(const char* root, const char* tag) {
   STRATA_RETURN_IF_ERROR(opened);
   STRATA_RETURN_IF_ERROR(queue_->or_fail(weights_->wait_for_readers()));
   bool changed = false;
-  const Status loaded = snapshot_->load(root, tag, &run_, &changed);
+  Loaded found;
+  const Status loaded = snapshot_->load(root, tag, &found, &changed);
   if (changed) (void)queue_->or_fail(loaded);  // half loaded: only another load, or close
   if (!loaded.ok()) return loaded;
+  say_loaded(found);
+  run_ = std::move(found.run);
   updater_->unit_steps = run_.unit_steps;
   trace_->begin_step(run_.steps + 1);
   return Ok();
+}
+
+void Engine::say_loaded(const Loaded& found) const {
+  const bool speaks = places_.data.rank == 0;
+  const std::string what = "checkpoint \"" + found.path + "\": ";
+  log(speaks ? STRATA_LOG_INFO : STRATA_LOG_DEBUG, what + "loaded, step " + std::to_string(found.run.steps) +
+                                                       ", written by " + std::to_string(found.world) +
+                                                       (found.world == 1 ? " rank" : " ranks"));
+  if (found.unread.empty()) return;
+  std::string names;
+  for (size_t k = 0; k < std::min<size_t>(found.unread.size(), 5); ++k) {
+    names += (k > 0 ? ", \"" : "\"") + found.unread[k] + "\"";
+  }
+  log(speaks ? STRATA_LOG_WARN : STRATA_LOG_DEBUG, what + std::to_string(found.unread.size()) +
+                                                       " of its params are not of this model, and are left unread: " +
+                                                       names + (found.unread.size() > 5 ? ", ..." : ""));
 }
 
 // A load replaces everything a failed update may have left half done. Alone, the engine can go on; with other ranks

@@ -105,6 +105,7 @@ class Engine {
   Status allocate_parts();
   void take_down();
   Status recover();
+  void say_loaded(const Loaded& found) const;
 
   void note_failure(const Status& status);
   Status usable(bool committed = true);

@@ -14,7 +14,9 @@ Status Engine::add_group(const strata_group_args& args, uint32_t* out) {
   STRATA_RETURN_IF_ERROR(usable(false));
   STRATA_RETURN_IF_ERROR(registry_->add_group(args, out));
   float scalars[STRATA_OPTIM_SCALARS];
-  return optimizer_.scalars(registry_->groups.back(), 1, scalars).during("group " + std::to_string(*out));
+  const Status valid = optimizer_.scalars(registry_->groups.back(), 1, scalars);
+  if (!valid.ok()) registry_->drop_group();
+  return valid.during("group " + std::to_string(*out));
 }
 
 namespace {

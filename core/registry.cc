@@ -58,6 +58,11 @@ Status Registry::add_group(const strata_group_args& args, uint32_t* out) {
   return Ok();
 }
 
+void Registry::drop_group() {
+  groups.pop_back();
+  group_has_lr.pop_back();
+}
+
 void Registry::set_given(const strata_group_args& given, strata_optim_group* group) {
   const auto set = [](double from, double* to) {
     if (!std::isnan(from)) *to = from;

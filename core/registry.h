@@ -53,6 +53,7 @@ class Registry {
   explicit Registry(const OptimizerSettings& defaults);
 
   Status add_group(const strata_group_args& args, uint32_t* out);
+  void drop_group();  // the last
   Status add_unit(const std::string& name, uint32_t* out);
   Status add_param(uint32_t unit, const strata_param_args& args, uint32_t* out);
 

@@ -238,7 +238,7 @@ Status Snapshot::publish(const std::string& what, strata_ckpt_save* save) {
 
 // ---- loading -----------------------------------------------------------------------------------------------------
 
-Status Snapshot::load(const std::string& root, const char* tag, RunState* run, bool* changed) {
+Status Snapshot::load(const std::string& root, const char* tag, Loaded* out, bool* changed) {
   const std::string what = "load of \"" + root + "/" + (tag ? tag : "(latest)") + "\"";
   STRATA_RETURN_IF_ERROR(
       consensus_.same(Among::kEveryone, {{what, fnv1a(what.data(), what.size())}}, "checkpoint path"));
@@ -246,7 +246,8 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   strata_ckpt_load* load = nullptr;
   strata_ckpt_info info{};
   info.struct_size = sizeof(info);
-  RunState found;
+  Loaded loaded;
+  RunState& found = loaded.run;
   std::vector<uint64_t> places;
   std::string part_root, part_tag;
   Status mine = ModelParts::find(layout_.places, root, tag, &part_root, &part_tag);
@@ -254,7 +255,7 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
   if (mine.ok()) mine = take_failure(api->load_open(checkpoint_.self(), part_root.c_str(), name, &load));
   if (mine.ok()) mine = take_failure(api->load_info(load, &info));
   if (mine.ok()) mine = load_run(info, &found);
-  if (mine.ok()) mine = match_params(info, &places);
+  if (mine.ok()) mine = match_params(info, &places, &loaded.unread);
   Status all = found_alike(mine, what);
   if (all.ok()) all = consensus_.all_ok(Among::kEveryone, mine, what);
   const auto tag_hash = [&info] { return fnv1a(info.tag, std::strlen(info.tag)); };
@@ -266,8 +267,12 @@ Status Snapshot::load(const std::string& root, const char* tag, RunState* run, b
     *changed = true;  // nothing was up to here
     all = consensus_.all_ok(Among::kEveryone, load_tensors(load, places), what);
   }
+  if (all.ok()) {
+    loaded.path = part_root == root ? root + "/" + info.tag : part_root;
+    loaded.world = info.world;
+    *out = std::move(loaded);
+  }
   if (load) api->load_close(load);
-  if (all.ok()) *run = std::move(found);
   return all;
 }
 
@@ -302,12 +307,14 @@ Status Snapshot::load_run(const strata_ckpt_info& info, RunState* run) const {
 }
 
 // Finds every registered param in the checkpoint, and refuses what does not fit, before anything is read.
-Status Snapshot::match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const {
+Status Snapshot::match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places,
+                              std::vector<std::string>* unread) const {
   auto param_at = [&info](uint64_t k) -> const strata_ckpt_param& {
     return *reinterpret_cast<const strata_ckpt_param*>(reinterpret_cast<const char*>(info.params) +
                                                        k * info.param_stride);
   };
   std::unordered_map<std::string, uint64_t> by_name;
+  std::vector<bool> is_read(info.param_count);
   for (uint64_t k = 0; k < info.param_count; ++k) by_name[param_at(k).name] = k;
   places->assign(registry_.params.size(), 0);
   for (uint32_t id = 0; id < registry_.params.size(); ++id) {
@@ -324,6 +331,10 @@ Status Snapshot::match_params(const strata_ckpt_info& info, std::vector<uint64_t
                                            dtype_name(p.dtype) + shape_text(p.shape.data(), ndim) + " here"};
     }
     (*places)[id] = it->second;
+    is_read[it->second] = true;
+  }
+  for (uint64_t k = 0; k < info.param_count; ++k) {
+    if (!is_read[k] && !param_at(k).alias_of) unread->push_back(param_at(k).name);
   }
   return Ok();
 }

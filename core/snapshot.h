@@ -24,6 +24,13 @@ struct RunState {
   std::map<std::string, std::string> meta;  // the host's own
 };
 
+struct Loaded {
+  RunState run;
+  std::string path;
+  int32_t world = 0;                // of the run that saved
+  std::vector<std::string> unread;  // params of the checkpoint that are not registered here
+};
+
 class Snapshot {
  public:
   Snapshot(const Registry& registry, const Layout& layout, const Checkpoint& checkpoint, const Consensus& consensus,
@@ -32,7 +39,7 @@ class Snapshot {
   // `weights`: the checkpoint has the one weight file in it.
   Status save(const std::string& root, const std::string& tag, const RunState& run, bool weights);
   // A load that is refused leaves everything as it was; one that fails later sets *changed.
-  Status load(const std::string& root, const char* tag, RunState* run, bool* changed);
+  Status load(const std::string& root, const char* tag, Loaded* out, bool* changed);
   Status export_weights(const std::string& path);
 
  private:
@@ -43,7 +50,8 @@ class Snapshot {
   Status publish(const std::string& what, strata_ckpt_save* save);
   Status make_room(ModelParts& parts, const std::string& what);
   Status publish_parts(const ModelParts& parts, const Status& committed, const std::string& what);
-  Status match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places) const;
+  Status match_params(const strata_ckpt_info& info, std::vector<uint64_t>* places,
+                      std::vector<std::string>* unread) const;
   Status load_tensors(strata_ckpt_load* load, const std::vector<uint64_t>& places);
   Status load_param(strata_ckpt_load* load, uint64_t index, const Param& p);
   Status found_alike(const Status& mine, const std::string& what);

@@ -46,9 +46,10 @@ Status Tensors::check_tensor(const Param& p, const strata_tensor& t, bool fp32_o
                                          shape_text(p.shape.data(), static_cast<int32_t>(p.shape.size()))};
   }
   if (t.dtype != STRATA_F32 && (fp32_only || t.dtype != p.dtype)) {
-    return {STRATA_INVALID_ARGUMENT, who + ": the tensor must be fp32" +
-                                         (fp32_only ? std::string() : std::string(" or ") + dtype_name(p.dtype)) +
-                                         ", not " + dtype_name(t.dtype)};
+    return {STRATA_INVALID_ARGUMENT,
+            who + ": the tensor must be fp32" +
+                (fp32_only || p.dtype == STRATA_F32 ? "" : std::string(" or ") + dtype_name(p.dtype)) + ", not " +
+                dtype_name(t.dtype)};
   }
   if (t.device_type != STRATA_CPU) {
     return {STRATA_INVALID_ARGUMENT, who + ": device_type of the tensor is " + std::to_string(t.device_type) +

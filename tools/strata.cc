@@ -104,6 +104,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(uint64_t{16}, uint64_t{1} << 20));
   io_command->add_flag("--json", io_args.json, "as JSON; tools/plot_io.py draws it");
   app.add_subcommand("version", "of this build");
+  app.set_version_flag("--version", strata_version());
   const std::vector<std::string> names = commands_of(app);
   const std::string first = argc > 1 ? argv[1] : "-";
   if (first[0] != '-' && std::count(names.begin(), names.end(), first) == 0) return no_such_command(first, names);

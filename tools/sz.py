@@ -16,7 +16,7 @@ CODE = {".c", ".cc", ".h", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".rs", ".sh"}
 PLUGIN, FILE, FUNCTION, HEADER = 1200, 800, 80, 300
 # A folder without those below it.
-CORE = {"core": 6750, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2150,
+CORE = {"core": 6800, "core/weights": 1200, "core/gradients": 1800, "core/update": 1200, "core/manifest": 2160,
         "core/plugins": 1800}
 
 # The host API is one header, so that a host includes one.

@@ -91,8 +91,13 @@ Status flatten_text(const std::string& text, const std::string& name, std::vecto
   } catch (const toml::parse_error& e) {
     const toml::source_position at = e.source().begin;
     *line = at.line;
+    const size_t first = text.find_first_not_of(" \t\r\n");
+    const bool is_json = first != std::string::npos && text[first] == '{';
     return {STRATA_INVALID_ARGUMENT, name + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": " +
-                                         printable(e.description(), 300)};
+                                         printable(e.description(), 300) +
+                                         (is_json ? " (a manifest is TOML: a DeepSpeed configuration in JSON goes to "
+                                                    "strata.deepspeed.initialize)"
+                                                  : "")};
   }
 }
 

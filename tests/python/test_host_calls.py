@@ -1,5 +1,7 @@
 """The Python host against the engine: errors, questions, checkpoints, and the lifetime of engines and processes."""
+import copy
 import gc
+import logging
 import os
 import pathlib
 import subprocess
@@ -51,6 +53,99 @@ def test_an_exception_of_one_rank_is_heard_by_the_others(told):
     else:
         strata.run_threads(2, work)
     assert ("rank 1: KeyError: 'no sample 7" in heard[0]) == told
+
+
+def test_ranks_that_read_other_arrays_both_hear_of_it():
+    def work(rank):
+        with open_engine(3, thread_rank=rank) as engine:
+            unit, params = register(engine)
+            step(engine, unit, params, 1)
+            with pytest.raises(strata.StrataError) as error:
+                params["w"].read(("exp_avg", "master")[rank.rank])
+            return str(error.value)
+
+    for text in strata.run_threads(2, work):
+        assert "exp_avg" in text and "master" in text
+
+
+def test_a_refused_group_leaves_nothing():
+    with open_engine() as engine:
+        with pytest.raises(strata.InvalidArgument, match="lr is -1"):
+            engine.group(lr=-1.0)
+        group = engine.group(lr=0.5)
+        unit = engine.unit("layer")
+        params = {name: unit.param(name, shape, group=group) for name, shape in SHAPES.items()}
+        engine.commit()
+        step(engine, unit, params, 1)
+        assert engine.info().applied_steps == 1
+
+
+def test_units_and_params_of_another_engine_are_refused():
+    with open_engine() as one, open_engine() as other:
+        mine, foreign = one.unit("a"), other.unit("b")
+        param = foreign.param("p", (4,))
+        with pytest.raises(strata.InvalidArgument, match="another engine"):
+            mine.param("q", (4,), tied_to=param)
+        mine.param("q", (4,))
+        one.commit()
+        with pytest.raises(strata.InvalidArgument, match="another engine"), one.fetch(foreign):
+            pass
+
+
+@pytest.mark.parametrize("use", [
+    lambda v: v.argmax(), lambda v: v.nonzero(), lambda v: v.repeat(2), lambda v: v.flat, lambda v: v.dumps(),
+    lambda v: v.searchsorted(1.0), lambda v: 1.0 in v, lambda v: v.sum(), lambda v: v.tobytes(), lambda v: f"{v}",
+    lambda v: copy.deepcopy(v), lambda v: bool(v[:1])])
+def test_a_view_is_refused_after_its_release_and_after_close(use):
+    engine = open_engine()
+    unit, params = register(engine)
+    with engine.fetch(unit):
+        view = params["b"].view()
+        use(view)
+    with pytest.raises(strata.FailedPrecondition, match="the view ended"):
+        use(view)
+    engine.close()
+    with pytest.raises(strata.FailedPrecondition, match="the view ended"):
+        use(view)
+
+
+def test_weights_on_a_device_have_no_view_in_numpy():
+    plugins = BUILD / "tests" / "plugins"
+    if not (plugins / "gpu_sim.so").exists():
+        pytest.skip("the simulated GPU was not built")
+    simulated = [f'plugins.{role}="gpu_sim"' for role in ("device", "collective", "optimizer")]
+    with open_engine(extra=[f'plugins.path=["{plugins}"]', *simulated]) as engine:
+        unit, params = register(engine)
+        with engine.fetch(unit), pytest.raises(strata.FailedPrecondition, match='param "w".*memory of its own'):
+            params["w"].view()
+        np.testing.assert_array_equal(params["w"].read(), initial("w"))
+
+
+@CHECKPOINT
+def test_what_a_checkpoint_has_beyond_the_model_is_a_warning(tmp_path):
+    lines = []
+
+    def open_with(names):
+        engine = open_engine(extra=["log_level=info"], log=lambda level, domain, line: lines.append((level, line)))
+        unit = engine.unit("layer")
+        params = {name: unit.param(name, (4,)) for name in names}
+        engine.commit()
+        return engine, params
+
+    engine, params = open_with("abc")
+    with engine:
+        for number, param in enumerate(params.values()):
+            param.write(np.full(4, number, np.float32))
+        engine.save(tmp_path, "t")
+    assert any(line.endswith(f'checkpoint "{tmp_path}/t": written, step 0') for _, line in lines)
+    engine, params = open_with("b")
+    with engine:
+        engine.load(tmp_path)
+        np.testing.assert_array_equal(params["b"].read(), np.ones(4))
+    assert any(f'checkpoint "{tmp_path}/t": loaded, step 0, written by 1 rank' in line for _, line in lines)
+    warned = [line for level, line in lines if level == logging.WARNING]
+    assert len(warned) == 1
+    assert warned[0].endswith('2 of its params are not of this model, and are left unread: "a", "c"')
 
 
 @pytest.mark.parametrize("end", ["raise KeyError('no sample 7')", "sys.exit(3)"])

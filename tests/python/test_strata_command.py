@@ -60,6 +60,7 @@ def test_an_unknown_command_names_the_nearest(typed, answer):
 
 @pytest.mark.parametrize("arguments, text", [
     (["--help"], "check"), (["check", "--help"], "--world"), (["version"], "."), (["keys"], "stage = "),
+    (["--version"], "."),
     (["keys", "--markdown"], "# Keys of a training manifest"), (["plugins"], "offload_cpu"),
     (["check", GOOD], "no errors")])
 def test_what_is_well_is_0(arguments, text):

@@ -35,6 +35,42 @@ def train(stage=1, change=settings, extra=()):
         return losses, engine.state_dict()
 
 
+def test_a_load_brings_the_settings_of_the_run_that_saved(tmp_path):
+    def two(load):
+        torch.manual_seed(0)
+        model = small_gpt.make()
+        with small_gpt.prepare(model, 1) as engine:
+            if load:
+                engine.load(tmp_path, "t")
+                assert engine.param_groups[0]["betas"] == (0.5, 0.6) and engine.param_groups[0]["eps"] is None
+            else:
+                engine.param_groups[0].update(lr=torch.tensor(0.05), betas=(0.5, 0.6))
+            for number in range(2):
+                engine.backward(model(*small_gpt.batch(number + 2 * load)))
+                engine.step()
+            if not load:
+                engine.save(tmp_path, "t")
+                for number in range(2, 4):
+                    engine.backward(model(*small_gpt.batch(number)))
+                    engine.step()
+            return engine.state_dict()
+
+    went_on, resumed = two(False), two(True)
+    assert all(torch.equal(went_on[name], resumed[name]) for name in went_on)
+
+
+def test_a_load_with_another_number_of_groups_says_so(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    with strata.torch.prepare(model, text=small_gpt.text()) as engine:
+        engine.param_groups[0]["lr"] = 0.5
+        engine.save(tmp_path, "t")
+    model = torch.nn.Linear(4, 4)
+    with strata.torch.prepare(model, text=small_gpt.text(), groups=[{"params": [model.bias], "lr": 0.25}]) as engine:
+        with pytest.warns(UserWarning, match="the checkpoint has 1 param_groups, 2 are here"):
+            engine.load(tmp_path)
+        assert engine.param_groups[0]["lr"] is None and engine.param_groups[1]["lr"] == 0.25
+
+
 def train_plainly(change=settings):
     model = small_gpt.make()
     optimizer, losses = small_gpt.MasterAdamW(model), []

@@ -133,9 +133,21 @@ def _checked(name):
     return call
 
 
-for _name in ("__getitem__", "__iter__", "__repr__", "__str__", "__float__", "__int__", "astype", "copy", "dot",
-              "flatten", "item", "take", "tobytes", "tolist"):
-    setattr(View, _name, _checked(_name))
+# Every method that may read values; `view` is how they get at the bare array.
+_SPECIAL = ("__getitem__", "__iter__", "__contains__", "__repr__", "__str__", "__format__", "__float__", "__int__",
+            "__bool__", "__complex__", "__index__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__")
+for _name in _SPECIAL + tuple(name for name in dir(np.ndarray) if name[0] != "_" and name != "view"):
+    if callable(getattr(np.ndarray, _name)):
+        setattr(View, _name, _checked(_name))
+
+
+@property
+def _flat(self):
+    self._check()
+    return np.ndarray.flat.__get__(self)
+
+
+View.flat = _flat
 
 
 class _Memory:
@@ -148,6 +160,9 @@ class _Memory:
 
 def view_of(tensor, unit, name):
     """A View of what strata_param_view filled in."""
+    if tensor.device_type != _abi.CPU:
+        raise FailedPrecondition(f'param "{name}": its weights lie on a device with memory of its own, and numpy reads '
+                                 f"the host's: param.read() brings them")
     dtype = np.dtype({_abi.F32: np.float32, _abi.BF16: np.uint16, _abi.F16: np.float16}[tensor.dtype])
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     lease = Lease(unit, name, tensor.data, math.prod(shape) * dtype.itemsize)

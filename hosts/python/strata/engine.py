@@ -149,6 +149,8 @@ class Engine:
 
         Collective at stage 3, and after an update at stages 1 and 2. ResourceExhausted: max_live_parameters.
         """
+        if unit.engine is not self:
+            raise InvalidArgument(f'unit "{unit.name}" belongs to another engine')
         return Fetch(self, unit)
 
     def end_backward(self):

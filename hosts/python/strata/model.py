@@ -99,6 +99,8 @@ class Param:
     def __init__(self, unit, name, shape, dtype, group, frozen, tied_to, tensor_model_parallel=False, shared=False):
         if group and group.engine is not unit.engine:
             raise InvalidArgument(f'param "{name}": its group belongs to another engine')
+        if tied_to is not None and tied_to.unit.engine is not unit.engine:
+            raise InvalidArgument(f'param "{name}": what it is tied to, "{tied_to.name}", belongs to another engine')
         dims = arrays.shape_of(shape)
         flags = (_abi.PARAM_FROZEN * bool(frozen) | _abi.PARAM_SHARED * bool(shared) |
                  _abi.PARAM_TENSOR_MODEL_PARALLEL * bool(tensor_model_parallel))

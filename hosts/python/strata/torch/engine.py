@@ -292,8 +292,9 @@ class Engine:
         state.save(self, root, tag)
 
     def load(self, root, tag=None):
-        """Loads <root>/<tag> (None: the latest), saved at any world size and stage. Collective. NotFound where there is
-        none; without a tag only where root has no checkpoint at all: otherwise FailedPrecondition."""
+        """Loads <root>/<tag> (None: the latest), saved at any world size and stage, and the settings of param_groups as
+        they were then. Collective. NotFound where there is none; without a tag only where root has no checkpoint at
+        all: otherwise FailedPrecondition. What the checkpoint has beyond this model is a warning of the log."""
         self._check_gradients("engine.load")
         self._weights.check_given_back("engine.load")
         state.load(self, root, tag)

@@ -3,6 +3,7 @@ import contextlib
 import ctypes
 
 import torch
+from torch import nn
 
 from .. import _abi
 from ..engine import Engine as CoreEngine
@@ -37,6 +38,8 @@ def prepare(model, manifest=None, *, units=None, unit_size=unit_rules.UNIT_SIZE,
     Under model parallelism the model is this rank's part, and rank 0 is that of the data-parallel group. Megatron's
     attributes say what the norm counts: param.tensor_model_parallel, param.shared.
     """
+    if not isinstance(model, nn.Module) or isinstance(model, (nn.ParameterList, nn.ParameterDict)):
+        raise InvalidArgument(f"prepare takes a module that is called, not a {type(model).__name__}")
     if isinstance(manifest, dict) or str(manifest).endswith(".json"):
         what = "a dict" if isinstance(manifest, dict) else f'"{manifest}"'
         raise InvalidArgument(f"prepare takes a manifest in TOML, not {what}: a DeepSpeed configuration goes to "

@@ -1,18 +1,20 @@
 """A prepared model's state as a whole: initial values, state dicts, checkpoints.
 
 Params are read and written through the engine, collectively. Buffers are the model's own and are left where they are;
-rank 0's persistent ones travel with a checkpoint as a meta value.
+rank 0's persistent ones travel with a checkpoint as a meta value, and so do the settings of engine.param_groups.
 """
 import base64
 import collections
 import io
+import json
+import warnings
 
 import torch
 
 from ..errors import InvalidArgument
 from . import memory
 
-BUFFERS = "torch.buffers"
+BUFFERS, GROUPS = "torch.buffers", "torch.param_groups"
 
 
 def write(entry, value, root):
@@ -97,11 +99,33 @@ def save(engine, root, tag):
     out = io.BytesIO()
     torch.save({name: buffer.detach().cpu() for name, buffer in _persistent_buffers(engine.model)}, out)
     engine.core.meta[BUFFERS] = base64.b64encode(out.getvalue()).decode()
+    engine.core.meta[GROUPS] = json.dumps([_plain(group) for group in engine.param_groups])
     engine.core.save(root, tag)
+
+
+def _plain(group):
+    """Numbers, which may be those of numpy or torch, as JSON has them."""
+    numbers = {name: value for name, value in group.items() if value is not None}
+    return {name: [float(v) for v in value] if name == "betas" else float(value) for name, value in numbers.items()}
+
+
+def _load_groups(groups, text):
+    """As a torch optimizer's load_state_dict does: the settings are those of the run that saved."""
+    if text is None:
+        return  # saved by another kind of host
+    saved = json.loads(text)
+    if len(saved) != len(groups):
+        warnings.warn(f"engine.load: the checkpoint has {len(saved)} param_groups, {len(groups)} are here: their "
+                      f"settings stay as they are", stacklevel=4)
+        return
+    for group, settings in zip(groups, saved):
+        betas = settings.pop("betas", None)
+        group.update(dict.fromkeys(group) | settings | {"betas": betas and tuple(betas)})
 
 
 def load(engine, root, tag):
     engine.core.load(root, tag)
+    _load_groups(engine.param_groups, engine.core.meta.get(GROUPS))
     own = dict(_persistent_buffers(engine.model))
     if BUFFERS not in engine.core.meta:
         return  # saved by another kind of host
