@@ -507,6 +507,25 @@ def test_saved_by_other_hooks_inside_the_model():
         torch.testing.assert_close(ours, plain)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_param_that_was_replaced_is_named(compiled):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    if compiled:
+        model[1].compile(backend="eager")
+    with strata.torch.prepare(model, text=small_gpt.text()) as engine:
+        old = model[1].weight
+        model[1].weight = torch.nn.Parameter(torch.ones(2, 2))
+        engine.backward(model(torch.ones(1, 2)).sum())
+        with pytest.raises(strata.FailedPrecondition, match='param "1.weight" is another object'):
+            engine.step()
+        model[1].weight = old
+        engine.step()
+        del model[0].bias
+        engine.skip_micro_batches()
+        with pytest.raises(strata.FailedPrecondition, match='param "0.bias" is another object'):
+            engine.step()
+
+
 def test_a_tensor_saved_outside_the_hooks_raises():
     """Every release moves the param's version on: autograd itself refuses what was saved without our hooks."""
     model = small_gpt.make()

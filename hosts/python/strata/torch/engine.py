@@ -42,6 +42,8 @@ class Engine:
         self.rank, self.world, self.device = core.rank, core.world, device
         self.param_groups = groups
         self._entries = {id(entry.param): entry for entry in entries}
+        self._places = [(module, key, param) for module in model.modules()
+                        for key, param in module.named_parameters(recurse=False) if id(param) in self._entries]
         for module in model.modules():
             if next(module.parameters(), None) is not None:
                 module._register_load_state_dict_pre_hook(_refuse_load_state_dict)
@@ -160,10 +162,20 @@ class Engine:
                 f"are in: call engine.backward(loss) for each; where data ends before, engine.skip_micro_batches() on "
                 f"all ranks counts those that are missing as zeros")
         self._weights.check_given_back("engine.step")
+        self._check_places()
         self.core.step(self.param_groups[0]["lr"] if lr is None else lr, max_norm=self._max_norm,
                        groups=of_a_step(self.param_groups), tokens=tokens, **self._line())
         self._begin_step()
         self._passes.end_step()
+
+    def _check_places(self):
+        for module, key, param in self._places:
+            if module._parameters.get(key) is not param:
+                names = (name for name, other in self.model.named_modules() if other is module)
+                name = ".".join(filter(None, (next(names, None), key)))
+                raise FailedPrecondition(
+                    f'engine.step: param "{name}" is another object than when the model was prepared: this one is not '
+                    f"trained. Put the old one back; values are set by engine.write(param, value)")
 
     def _begin_step(self):
         self.backwards, self._has_begun, self._broken = 0, False, None
