@@ -315,3 +315,8 @@ def test_more_than_one_exported_symbol_is_a_warning(folder):
     assert code == 0
     assert re.search(r"loud\.so\n  warning: exports 4 names beside strata_plugin_entry_v1:( \w+){3} \.\.\.\n", out), out
     assert out.count("warning") == 1
+
+
+def test_json_is_told_where_it_goes():
+    code, _, err = run("check", ROOT / "examples" / "manifests" / "ds_zero3_cpu.json")
+    assert code != 0 and "ds_zero3_cpu.json:1:1: " in err and "strata.deepspeed.initialize" in err

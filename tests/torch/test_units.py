@@ -7,6 +7,7 @@ from torch import nn
 
 import small_gpt
 import strata
+import strata.torch
 from strata.torch import units as rules
 
 
@@ -94,3 +95,9 @@ def test_a_plan_that_cannot_fit_is_refused_with_the_numbers():
             "zero_optimization.max_live_parameters=5000"]))
     with small_gpt.prepare(model) as engine:
         small_gpt.loop(model, engine, 1)
+
+
+@pytest.mark.parametrize("model", [3, [nn.Linear(2, 2)], nn.ParameterList([nn.Parameter(torch.ones(2))])])
+def test_what_is_no_module_that_is_called_is_refused(model):
+    with pytest.raises(strata.InvalidArgument, match=f"not a {type(model).__name__}"):
+        strata.torch.prepare(model, text=small_gpt.text())
