@@ -274,23 +274,15 @@ Status States::move_through_host(bool write, const Region& region, uint64_t offs
                                  const strata_stream* stream) const {
   for (uint64_t at = 0; at < bytes; at += kBounceBytes) {
     const uint64_t n = std::min(kBounceBytes, bytes - at);
-    if (!write) STRATA_RETURN_IF_ERROR(move_bounce(false, region, offset + at, n));
+    if (!write) STRATA_RETURN_IF_ERROR(weights_.offload().move_now(false, region, offset + at, n, &bounce_));
     STRATA_RETURN_IF_ERROR(write ? device_.copy(bounce_.at(0), here + at, n, stream)
                                  : device_.copy(here + at, bounce_.at(0), n, stream));
     Marker copied;
     STRATA_RETURN_IF_ERROR(Marker::at_end_of(device_, stream, &copied));
     STRATA_RETURN_IF_ERROR(copied.before(nullptr));
-    if (write) STRATA_RETURN_IF_ERROR(move_bounce(true, region, offset + at, n));
+    if (write) STRATA_RETURN_IF_ERROR(weights_.offload().move_now(true, region, offset + at, n, &bounce_));
   }
   return Ok();
-}
-
-Status States::move_bounce(bool write, const Region& region, uint64_t offset, uint64_t bytes) const {
-  const Tier& tier = weights_.offload();
-  const Status moved = write ? tier.write(region, offset, bytes, bounce_.at(0), nullptr)
-                             : tier.read(region, offset, bytes, bounce_.at(0), nullptr);
-  if (moved.code() == STRATA_DEADLINE_EXCEEDED) bounce_.leave_behind();
-  return moved;
 }
 
 Status States::load(const Piece& piece, char* buffer, bool weight_too, const strata_stream* stream,

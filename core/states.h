@@ -117,7 +117,6 @@ class States {
                      std::vector<Work>* done) const;
   Status move_through_host(bool write, const Region& region, uint64_t offset, uint64_t bytes, char* here,
                            const strata_stream* stream) const;
-  Status move_bounce(bool write, const Region& region, uint64_t offset, uint64_t bytes) const;
 
   const Layout& layout_;
   const Device& device_;

@@ -172,15 +172,11 @@ Status Tensors::import_weight(uint32_t unit, uint32_t segment, uint64_t first, u
 
 Status Tensors::move_weight(bool write, uint32_t unit, const Region& region, uint64_t offset, uint64_t bytes,
                             char* memory) {
-  const Tier& tier = weights_.tier(unit);
   for (uint64_t at = 0; at < bytes; at += kPieceBytes) {
     const uint64_t n = std::min(kPieceBytes, bytes - at);
     char *here = memory + at, *staged = host_.at(0);
     if (write && here != staged) std::memcpy(staged, here, n);
-    const Status moved = write ? tier.write(region, offset + at, n, staged, nullptr)
-                               : tier.read(region, offset + at, n, staged, nullptr);
-    if (moved.code() == STRATA_DEADLINE_EXCEEDED) host_.leave_behind();
-    STRATA_RETURN_IF_ERROR(moved);
+    STRATA_RETURN_IF_ERROR(weights_.tier(unit).move_now(write, region, offset + at, n, &host_));
     if (!write && here != staged) std::memcpy(here, staged, n);
   }
   return Ok();

@@ -105,6 +105,13 @@ Status Tier::read(const Region& region, uint64_t offset, uint64_t bytes, void* b
   return move(false, region, offset, bytes, buffer, done);
 }
 
+Status Tier::move_now(bool write_it, const Region& region, uint64_t offset, uint64_t bytes, Memory* memory) const {
+  const Status moved = write_it ? write(region, offset, bytes, memory->at(0), nullptr)
+                                : read(region, offset, bytes, memory->at(0), nullptr);
+  if (moved.code() == STRATA_DEADLINE_EXCEEDED) memory->leave_behind();
+  return moved;
+}
+
 Status Tier::to_device(const Region& region, const Device& device, void* to, const strata_stream* stream) const {
   add(counters_->tier_read[kind_], region.bytes_);
   return device.copy(to, region.address_, region.bytes_, stream);

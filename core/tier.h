@@ -97,6 +97,8 @@ class Tier {
   // Moves bytes; `done` NULL: done on return. With DEADLINE_EXCEEDED `buffer` may be used yet: it must be left behind.
   Status read(const Region& region, uint64_t offset, uint64_t bytes, void* buffer, strata_event* done) const;
   Status write(const Region& region, uint64_t offset, uint64_t bytes, const void* buffer, strata_event* done) const;
+  // The same between a region and the first bytes of `memory`, done on return: it is left behind where it must be.
+  Status move_now(bool write_it, const Region& region, uint64_t offset, uint64_t bytes, Memory* memory) const;
   // Says that reads and writes will use this memory again and again: whole blocks of 4096, with no transfer under way
   // in them when `out` goes. It makes them cheaper where the tier can; the others do nothing.
   Status register_memory(void* memory, uint64_t bytes, Registration* out) const;

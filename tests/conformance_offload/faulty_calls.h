@@ -31,6 +31,7 @@ class Faults {
   void hang(bool on) { hang_reads = hang_writes = on; }
   // Transfers that were in such a call since clear, those of them that have ended, and what of these found no memory.
   std::atomic<unsigned> hung{0}, late{0}, lost{0};
+  bool have_ended() const { return late > 0 && late == hung; }
 
   std::atomic<uint64_t> direct_bytes{0};  // moved by pread and pwrite with O_DIRECT, since clear
 

@@ -218,7 +218,7 @@ TEST_P(NvmeFaultsBothWays, WhatItAnswersBehindTheEndHasItsMemory) {
   EXPECT_EQ(tier.read(region, 100, data, 1000), STRATA_DEADLINE_EXCEEDED);
   tier.close();
   faults().hang(false);
-  EXPECT_TRUE(eventually([] { return faults().late > 0 && faults().late == faults().hung; }, std::chrono::seconds(20)));
+  EXPECT_TRUE(eventually([] { return faults().have_ended(); }, std::chrono::seconds(20)));
   EXPECT_EQ(faults().lost, 0u);
   EXPECT_EQ(std::count(data, data + sizeof(data), 'a'), 4096);
 }
